@@ -46,11 +46,12 @@ std::string concat(const Parts&... parts) {
 
 }  // namespace zorro
 
-/// Throws `Error` with the concatenated text when `condition` is false. One form of message everywhere:
+/// Throws `Error` with the concatenated text when `condition` is false. One form of message
+/// everywhere:
 /// "[where] <argument> must <rule>, got <value>. <what to do>".
-#define ZORRO_CHECK_AS(Error, condition, ...)        \
-  do {                                               \
-    if (!(condition)) [[unlikely]]                   \
+#define ZORRO_CHECK_AS(Error, condition, ...)             \
+  do {                                                    \
+    if (!(condition)) [[unlikely]]                        \
       throw ::zorro::Error(::zorro::concat(__VA_ARGS__)); \
   } while (false)
 
@@ -58,5 +59,6 @@ std::string concat(const Parts&... parts) {
 #define ZORRO_CHECK(condition, ...) ZORRO_CHECK_AS(InvalidArgument, condition, __VA_ARGS__)
 
 /// A promise of our own; throws InternalError with the place and the condition.
-#define ZORRO_ASSERT(condition)                                                                \
-  ZORRO_CHECK_AS(InternalError, condition, __FILE__, ":", __LINE__, ": broken promise: ", #condition)
+#define ZORRO_ASSERT(condition)                                     \
+  ZORRO_CHECK_AS(InternalError, condition, __FILE__, ":", __LINE__, \
+                 ": broken promise: ", #condition)

@@ -18,9 +18,10 @@ enum class Sharing {
 
 struct ForestOptions {
   Sharing sharing = Sharing::kPrompts;
-  /// kPrefixes only: a branch shorter than this many tokens is not split off into a shared node. >= 1.
+  /// kPrefixes only: a branch shorter than this many tokens is not split off into a shared node.
+  /// >= 1.
   int64_t min_shared_tokens = 64;
-  /// kPrefixes only: most nodes on a path (levels of the tree). >= 1; 1 shares nothing but whole samples.
+  /// kPrefixes only: most nodes on a path (levels of the tree). >= 1; 1 shares nothing.
   int64_t max_levels = 64;
   /// Position axes of every sample: 1, or 3 for mRoPE.
   int64_t num_axes = 1;
@@ -35,20 +36,23 @@ struct Node {
   int64_t depth;        ///< tokens before its first token on its path
 };
 
-/// A micro-batch as tries of samples, laid out depth first: T packed tokens described by integer vectors.
+/// A micro-batch as tries of samples, laid out depth first: T packed tokens described by integer
+/// vectors.
 ///
 /// Plain data: `build` fills it, `validate` checks it, tests may edit it. docs/math.md#forest.
 struct PrefixForest {
   int64_t num_axes = 1;
-  std::vector<int64_t> token_ids;      ///< [T]
-  std::vector<int64_t> positions;      ///< [num_axes, T]
-  std::vector<int64_t> previous;       ///< [T] packed index of the token before it on its path, -1 at a root
+  std::vector<int64_t> token_ids;  ///< [T]
+  std::vector<int64_t> positions;  ///< [num_axes, T]
+  std::vector<int64_t>
+      previous;  ///< [T] packed index of the token before it on its path, -1 at a root
   std::vector<int64_t> visible_until;  ///< [T] one past the last packed index that may attend to it
   std::vector<int64_t> multiplicity;   ///< [T] samples that run through it
   std::vector<Node> nodes;             ///< in packed order: a parent stands before its children
-  std::vector<int64_t> scored;          ///< [M] packed index of every scored token, sample after sample
+  std::vector<int64_t> scored;  ///< [M] packed index of every scored token, sample after sample
   std::vector<int64_t> scored_offsets;  ///< [samples + 1]
-  std::vector<int64_t> sample_last;     ///< [samples] packed index of the last token, -1 for an empty sample
+  std::vector<int64_t>
+      sample_last;  ///< [samples] packed index of the last token, -1 for an empty sample
   std::vector<int64_t> sample_lengths;  ///< [samples]
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
@@ -59,7 +63,8 @@ struct PrefixForest {
 
   /// Builds the forest. Linear in the number of tokens (hashing); samples keep the caller's order.
   ///
-  /// Throws  InvalidArgument naming the sample when a scored token has no predecessor, or a size disagrees.
+  /// Throws  InvalidArgument naming the sample when a scored token has no predecessor, or a size
+  /// disagrees.
   static PrefixForest build(std::span<const Sample> samples, const ForestOptions& options);
 
   /// Packed index of every token of every sample, sample after sample: [num_replicated_tokens()].
@@ -70,7 +75,8 @@ struct PrefixForest {
   /// Throws  InternalError that names the broken one.
   void validate() const;
 
-  /// A text drawing for people: one line a node with its range, tokens and samples. Cut after max_nodes lines.
+  /// A text drawing for people: one line a node with its range, tokens and samples. Cut after
+  /// max_nodes lines.
   std::string draw(int64_t max_nodes = 40) const;
 };
 

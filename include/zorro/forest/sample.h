@@ -6,12 +6,13 @@
 
 namespace zorro {
 
-/// One token sequence of a micro-batch: a prompt and a response. Views only; the caller keeps the memory alive.
+/// One token sequence of a micro-batch: a prompt and a response. Views only; the caller keeps the
+/// memory alive.
 struct Sample {
   /// The valid tokens, without any padding.
   std::span<const int64_t> token_ids;
-  /// Index of the first scored token; every later one is scored too. Equal to the length: nothing is scored
-  /// (an empty response). 0 with tokens is an error: the first token has no predecessor.
+  /// Index of the first scored token; every later one is scored too. Equal to the length: nothing
+  /// is scored (an empty response). 0 with tokens is an error: the first token has no predecessor.
   int64_t scored_begin = 0;
   /// Tokens that count as the prompt under Sharing::kPrompts. -1: scored_begin (the usual case).
   int64_t prompt_length = -1;
@@ -27,9 +28,11 @@ struct PaddedBatch {
   int64_t width = 0;
   /// Width of the response block: the last `response_width` columns.
   int64_t response_width = 0;
-  std::span<const int64_t> token_ids;       ///< [num_rows, width]
-  std::span<const int64_t> attention_mask;  ///< [num_rows, width] of 0 and 1; empty: everything is valid
-  std::span<const int64_t> positions{};     ///< [axes, num_rows, width]; empty: counted on each row's valid tokens
+  std::span<const int64_t> token_ids;  ///< [num_rows, width]
+  std::span<const int64_t>
+      attention_mask;  ///< [num_rows, width] of 0 and 1; empty: everything is valid
+  std::span<const int64_t>
+      positions{};  ///< [axes, num_rows, width]; empty: counted on each row's valid tokens
   int64_t num_axes = 1;
 };
 
@@ -52,7 +55,8 @@ struct PaddedSamples {
 
 /// Reads the valid tokens of a padded batch. Validity is told by the mask, never by the id.
 ///
-/// Throws  InvalidArgument when a size disagrees, the mask holds anything but 0 and 1, or response_width > width.
+/// Throws  InvalidArgument when a size disagrees, the mask holds anything but 0 and 1, or
+/// response_width > width.
 PaddedSamples samples_from_padded(const PaddedBatch& batch);
 
 }  // namespace zorro

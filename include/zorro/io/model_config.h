@@ -7,7 +7,8 @@
 
 namespace zorro {
 
-/// Rotary position settings, resolved from the old (rope_theta, rope_scaling) or the new (rope_parameters) layout.
+/// Rotary position settings, resolved from the old (rope_theta, rope_scaling) or the new
+/// (rope_parameters) layout.
 struct RopeConfig {
   std::string type = "default";
   double theta = 10000.0;
@@ -28,16 +29,17 @@ struct ModelConfig {
   double rms_norm_eps = 1e-6;
   bool attention_bias = false;
   bool tie_word_embeddings = false;
-  int64_t pad_token_id = -1;  ///< -1: none. Its embedding row gets no lookup gradient.
+  int64_t pad_token_id = -1;      ///< -1: none. Its embedding row gets no lookup gradient.
   std::string dtype = "float32";  ///< as the file says ("bfloat16", "float16", "float32")
   RopeConfig rope;
 };
 
 /// Reads and checks a config.json text; `where` names it in messages.
 ///
-/// Throws  CheckpointError: not JSON, a key of the wrong type, missing, zero, negative or absurdly large; heads not a
-///         multiple of kv heads. NotSupported: unknown model_type, RoPE scaling, sliding window in use, quantization,
-///         hidden_act other than silu, attention_dropout > 0 - each by name.
+/// Throws  CheckpointError: not JSON, a key of the wrong type, missing, zero, negative or absurdly
+/// large; heads not a
+///         multiple of kv heads. NotSupported: unknown model_type, RoPE scaling, sliding window in
+///         use, quantization, hidden_act other than silu, attention_dropout > 0 - each by name.
 ModelConfig parse_model_config(std::string_view text, const std::string& where);
 ModelConfig read_model_config(const std::filesystem::path& folder);
 

@@ -14,14 +14,17 @@ namespace zorro {
 
 /// One line of a rollout file.
 ///
-/// Per-token arrays have one value a response token (a token of `token_ids` in the multi-turn form, where the first has
-/// no predecessor: its value is null in the file, NaN here, and its mask 0). Empty: the line lacks the key.
+/// Per-token arrays have one value a response token (a token of `token_ids` in the multi-turn form,
+/// where the first has no predecessor: its value is null in the file, NaN here, and its mask 0).
+/// Empty: the line lacks the key.
 struct Rollout {
   std::vector<int64_t> token_ids;  ///< prompt and response, or the multi-turn sequence
   int64_t scored_begin = 0;        ///< prompt length; 1 in the multi-turn form
-  int64_t prompt_length = 0;       ///< tokens before the first one in the loss (multi-turn); else scored_begin
+  int64_t prompt_length =
+      0;  ///< tokens before the first one in the loss (multi-turn); else scored_begin
   bool multi_turn = false;
-  std::vector<uint8_t> loss_mask;  ///< one a scored token (response token); all 1 when the line lacks it
+  std::vector<uint8_t>
+      loss_mask;  ///< one a scored token (response token); all 1 when the line lacks it
   std::vector<double> advantages;  ///< one a scored token (a single number is repeated)
   std::vector<double> old_logprobs, ref_logprobs, rollout_logprobs;  ///< one a scored token
   std::optional<double> temperature;
@@ -42,7 +45,8 @@ struct RolloutReadOptions {
 
 /// Reads JSON lines, gzip by the suffix .gz, one rollout at a time (memory: one line).
 ///
-/// Throws  RolloutError with file, line and key: bad JSON, missing key, wrong type or length, NaN or infinity, negative
+/// Throws  RolloutError with file, line and key: bad JSON, missing key, wrong type or length, NaN
+/// or infinity, negative
 ///         token id, temperature not > 0, empty prompt, a file without any line.
 class RolloutReader {
  public:
@@ -62,20 +66,24 @@ class RolloutReader {
   std::unique_ptr<State> state_;
 };
 
-std::vector<Rollout> read_rollouts(const std::filesystem::path& path, const RolloutReadOptions& options = {});
+std::vector<Rollout> read_rollouts(const std::filesystem::path& path,
+                                   const RolloutReadOptions& options = {});
 
 /// Parses one line; the fuzz target's entry.
 Rollout parse_rollout(const std::string& line, const std::string& file, int64_t line_number);
 
-/// Writes lines (gzip by suffix) to a temporary file; `commit` flushes and renames it. Without commit nothing remains.
+/// Writes lines (gzip by suffix) to a temporary file; `commit` flushes and renames it. Without
+/// commit nothing remains.
 class RolloutWriter {
  public:
   explicit RolloutWriter(const std::filesystem::path& path);
   ~RolloutWriter();
 
-  /// Copies the line's JSON and sets (or replaces) per-token arrays: one value a scored token; in the multi-turn form a
-  /// null is put before them. Floats are written as the shortest text that reads back to the same float32.
-  void write(const Rollout& rollout, const std::vector<std::pair<std::string, std::vector<float>>>& values);
+  /// Copies the line's JSON and sets (or replaces) per-token arrays: one value a scored token; in
+  /// the multi-turn form a null is put before them. Floats are written as the shortest text that
+  /// reads back to the same float32.
+  void write(const Rollout& rollout,
+             const std::vector<std::pair<std::string, std::vector<float>>>& values);
   void commit();
 
  private:

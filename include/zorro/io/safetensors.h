@@ -11,12 +11,16 @@
 
 namespace zorro {
 
+class FileMapping;
+
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// A safetensors file mapped into memory and checked strictly before any tensor is handed out.
 ///
-/// Throws  CheckpointError (file, tensor, what was found): missing, empty, cut or too long file; header over 100 MB, not
-///         JSON, duplicate keys; offsets that overflow, overlap, leave holes or do not fit shape and dtype; unknown dtype.
+/// Throws  CheckpointError (file, tensor, what was found): missing, empty, cut or too long file;
+/// header over 100 MB, not
+///         JSON, duplicate keys; offsets that overflow, overlap, leave holes or do not fit shape
+///         and dtype; unknown dtype.
 /// Source  the format's README and its reference reader's validate().
 class SafetensorsFile {
  public:
@@ -39,24 +43,24 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
-  class Mapping;
   std::filesystem::path path_;
-  std::shared_ptr<const Mapping> mapping_;
+  std::shared_ptr<const FileMapping> mapping_;
   std::vector<std::string> names_;
   std::map<std::string, Entry> entries_;
   std::map<std::string, std::string> metadata_;
 };
 
-/// Writes CPU tensors to a temporary file beside `path`, flushes it and renames it. Any strides; bytes are row-major.
-/// Same input, same bytes. Throws CheckpointError when the disk refuses.
+/// Writes CPU tensors to a temporary file beside `path`, flushes it and renames it. Any strides;
+/// bytes are row-major. Same input, same bytes. Throws CheckpointError when the disk refuses.
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
-/// The tensors of a Hugging Face folder: model.safetensors, or model.safetensors.index.json and its shards.
+/// The tensors of a Hugging Face folder: model.safetensors, or model.safetensors.index.json and its
+/// shards.
 class CheckpointFolder {
  public:
-  /// Throws CheckpointError: no model file, two shards and no index, an index that names a missing file or a tensor
-  /// that its shard lacks, a path separator in a shard's name.
+  /// Throws CheckpointError: no model file, two shards and no index, an index that names a missing
+  /// file or a tensor that its shard lacks, a path separator in a shard's name.
   static CheckpointFolder open(const std::filesystem::path& folder);
 
   const std::filesystem::path& path() const { return path_; }

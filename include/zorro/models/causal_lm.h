@@ -29,49 +29,61 @@ struct ForwardOptions {
 };
 
 struct ModelOptions {
-  at::ScalarType dtype = at::kFloat;  ///< float32, float64 or bfloat16; parameters are converted on load
+  at::ScalarType dtype =
+      at::kFloat;  ///< float32, float64 or bfloat16; parameters are converted on load
   at::Device device = at::kCPU;
 };
 
-/// A decoder-only language model: embedding, layers, final norm and head. Families differ only in their layers.
+/// A decoder-only language model: embedding, layers, final norm and head. Families differ only in
+/// their layers.
 class CausalLM {
  public:
   virtual ~CausalLM() = default;
 
-  /// Loads a Hugging Face folder. Every tensor of the file must be expected and every expected one there.
+  /// Loads a Hugging Face folder. Every tensor of the file must be expected and every expected one
+  /// there.
   ///
-  /// Throws  CheckpointError (file, tensor, both shapes) before any weight is set; NotSupported by family name.
-  static std::unique_ptr<CausalLM> load(const std::filesystem::path& folder, const ModelOptions& options = {});
+  /// Throws  CheckpointError (file, tensor, both shapes) before any weight is set; NotSupported by
+  /// family name.
+  static std::unique_ptr<CausalLM> load(const std::filesystem::path& folder,
+                                        const ModelOptions& options = {});
 
   /// A model of given sizes with seeded random weights N(0, std) (norms 1 + N(0, std)).
-  static std::unique_ptr<CausalLM> random(const ModelConfig& config, uint64_t seed, double std = 0.02,
-                                          const ModelOptions& options = {});
+  static std::unique_ptr<CausalLM> random(const ModelConfig& config, uint64_t seed,
+                                          double std = 0.02, const ModelOptions& options = {});
 
   /// Final hidden rows of every packed token, after the last norm: [T, hidden].
-  virtual at::Tensor hidden_states(const Batch& batch, const ForwardOptions& options = {}) const = 0;
+  virtual at::Tensor hidden_states(const Batch& batch,
+                                   const ForwardOptions& options = {}) const = 0;
 
   /// Log-probabilities and entropies of every scored token, sample after sample: [M] each.
   /// temperature: [] or [M].
-  LogprobResult score(const Batch& batch, const at::Tensor& temperature, const ForwardOptions& options = {}) const;
+  LogprobResult score(const Batch& batch, const at::Tensor& temperature,
+                      const ForwardOptions& options = {}) const;
   /// The same at temperature 1.
   LogprobResult score(const Batch& batch, const ForwardOptions& options = {}) const;
 
   /// Logits of every scored token's predictor: [M, V] (tests and exports; needs M * V memory).
   at::Tensor logits(const Batch& batch, const ForwardOptions& options = {}) const;
 
-  /// Every weight once, in checkpoint order; a tied head is not listed. Slots are leaf tensors that require gradients.
+  /// Every weight once, in checkpoint order; a tied head is not listed. Slots are leaf tensors that
+  /// require gradients.
   virtual std::vector<Weight> weights() = 0;
-  virtual const at::Tensor& head_weight() const = 0;  ///< [V, hidden]; the embedding itself when tied
+  virtual const at::Tensor& head_weight()
+      const = 0;  ///< [V, hidden]; the embedding itself when tied
   virtual const ModelConfig& config() const = 0;
-  /// One line a person should see about the load (a tied flag with a head that differs), else empty.
+  /// One line a person should see about the load (a tied flag with a head that differs), else
+  /// empty.
   virtual const std::string& warning() const = 0;
 
-  /// Writes a Hugging Face folder: the names, dtypes and shards that were read (model.safetensors and the run dtype for a
-  /// random model), the same config.json, tokenizer and generation files copied. Written to a temporary folder, renamed.
+  /// Writes a Hugging Face folder: the names, dtypes and shards that were read (model.safetensors
+  /// and the run dtype for a random model), the same config.json, tokenizer and generation files
+  /// copied. Written to a temporary folder, renamed.
   virtual void save(const std::filesystem::path& folder) const = 0;
 };
 
-/// Picks rows of x [T, ...] at the predictors of the scored tokens: [M, ...]. For critic and reward heads.
+/// Picks rows of x [T, ...] at the predictors of the scored tokens: [M, ...]. For critic and reward
+/// heads.
 at::Tensor at_predictors(const at::Tensor& x, const Batch& batch);
 
 }  // namespace zorro

@@ -11,7 +11,8 @@
 
 namespace zorro {
 
-/// A weight of a module: its checkpoint name (relative to the module), its shape and the slot that holds it.
+/// A weight of a module: its checkpoint name (relative to the module), its shape and the slot that
+/// holds it.
 struct Weight {
   std::string name;
   std::vector<int64_t> shape;
@@ -29,11 +30,13 @@ struct LayerInput {
   const ForestTensors& forest;
   at::Tensor cos;  ///< [T, rotary dims], activation dtype, of the whole packed order
   at::Tensor sin;
-  int64_t q_begin = 0;  ///< x holds packed tokens [q_begin, q_begin + x.size(0)); earlier ones come as context
+  int64_t q_begin =
+      0;  ///< x holds packed tokens [q_begin, q_begin + x.size(0)); earlier ones come as context
   AttentionPath attention = AttentionPath::kFused;
 };
 
-/// Mixes tokens along the forest's paths: (x, context of the prefix) -> (y, context of prefix and x).
+/// Mixes tokens along the forest's paths: (x, context of the prefix) -> (y, context of prefix and
+/// x).
 class TokenMixer {
  public:
   virtual ~TokenMixer() = default;
@@ -48,7 +51,8 @@ class TokenMixer {
 class ChannelMixer {
  public:
   virtual ~ChannelMixer() = default;
-  virtual at::Tensor forward(const at::Tensor& x) const = 0;  ///< [tokens, hidden] -> [tokens, hidden]
+  virtual at::Tensor forward(
+      const at::Tensor& x) const = 0;  ///< [tokens, hidden] -> [tokens, hidden]
   virtual std::vector<Weight> weights() = 0;
 };
 

@@ -10,12 +10,14 @@ namespace zorro {
 struct ModelCost {
   double linear_per_token = 0;    ///< all matrix products of the layers, a token
   double attention_per_pair = 0;  ///< all layers and heads, a visible (query, key) pair
-  double head_per_row = 0;        ///< one row of the output head: 2 forward + 4 backward times hidden * vocabulary
+  double head_per_row =
+      0;  ///< one row of the output head: 2 forward + 4 backward times hidden * vocabulary
 };
 
 /// Sizes of a dense decoder, enough for its cost.
 struct DenseSizes {
-  int64_t hidden = 0, layers = 0, query_heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0, vocabulary = 0;
+  int64_t hidden = 0, layers = 0, query_heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0,
+          vocabulary = 0;
 };
 ModelCost dense_cost(const DenseSizes& sizes);
 
@@ -36,7 +38,8 @@ struct PartCost {
 };
 PartCost cost(const ForestWork& work, const ModelCost& model);
 
-/// S: the largest possible speed-up of forward + backward over the naive batch with equally good kernels.
+/// S: the largest possible speed-up of forward + backward over the naive batch with equally good
+/// kernels.
 double speedup_bound(const PrefixForest& forest, const ModelCost& model);
 /// rho: tokens of the naive batch over packed tokens.
 double token_ratio(const PrefixForest& forest);

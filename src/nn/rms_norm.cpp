@@ -1,0 +1,61 @@
+#include "zorro/nn/rms_norm.h"
+
+#include <ATen/TensorOperators.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "zorro/core/error.h"
+
+namespace zorro {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::ScalarType statistics_dtype(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+struct RmsNorm : torch::autograd::Function<RmsNorm> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            double eps) {
+    const at::Tensor lifted = x.to(statistics_dtype(x));
+    const at::Tensor rstd = lifted.square().mean(-1, /*keepdim=*/true).add_(eps).rsqrt_();
+    ctx->save_for_backward({x, weight, rstd});
+    return lifted.mul(rstd).to(x.scalar_type()).mul_(weight);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &rstd = saved[2];
+    const at::Tensor normed = x.to(statistics_dtype(x)).mul(rstd);
+    at::Tensor d_x, d_weight;
+    if (ctx->needs_input_grad(0)) {
+      const at::Tensor d_normed = grads[0].mul(weight).to(normed.scalar_type());
+      const at::Tensor share = d_normed.mul(normed).mean(-1, /*keepdim=*/true);
+      d_x = d_normed.sub(normed.mul(share)).mul_(rstd).to(x.scalar_type());
+    }
+    if (ctx->needs_input_grad(1)) {
+      // The forward's rounding of the normed rows is part of the function; the sum runs in higher
+      // precision.
+      const at::Tensor rounded = normed.to(x.scalar_type()).to(normed.scalar_type());
+      d_weight = grads[0]
+                     .to(normed.scalar_type())
+                     .mul(rounded)
+                     .reshape({-1, weight.size(0)})
+                     .sum(0)
+                     .to(weight.scalar_type());
+    }
+    return {d_x, d_weight, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  ZORRO_CHECK(weight.dim() == 1 && x.dim() >= 1 && x.size(-1) == weight.size(0),
+              "[rms_norm] weight must have the size of x's last dimension, got ", weight.sizes(),
+              " and ", x.sizes(), ".");
+  return RmsNorm::apply(x, weight, eps);
+}
+
+}  // namespace zorro
