@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import json
 import zlib
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ ADVANTAGE_EPS = 1e-6
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sampled response; `sampler_logprobs` come from the step-by-step forward of the sampler."""
+    """One sampled response; `sampler_logprobs` come from the sampler's step-by-step forward."""
 
     response_ids: list[int]
     sampler_logprobs: list[float]
@@ -136,7 +137,7 @@ def shortest(value: float | np.floating[Any]) -> float:
 def group_lines(
     group: Group, model: Qwen3ForCausalLM, reference: Qwen3ForCausalLM
 ) -> tuple[list[dict[str, Any]], float]:
-    """The lines of a group, and how far the sampler's log-probabilities are from the scored ones."""
+    """The lines of a group, and how far the sampler's log-probabilities are from them."""
     lines, distance = [], 0.0
     group_advantages = advantages(group.rewards)
     for sample, rollout in enumerate(group.rollouts):
@@ -209,7 +210,7 @@ def describe(path: Path, model: Qwen3ForCausalLM) -> float:
         divergence += float(np.sum(old - np.float32(line["ref_logprobs"])))
         num_tokens += len(old)
     mixed = sum(any(row["advantage"] for row in rows) for rows in groups.values())
-    switches = sum(a["group"] != b["group"] for a, b in zip(lines, lines[1:], strict=False))
+    switches = sum(a["group"] != b["group"] for a, b in itertools.pairwise(lines))
     prompts = [len(line["prompt_ids"]) for line in lines]
     responses = [len(line["response_ids"]) for line in lines]
     print(f"{path.name}: {len(lines)} samples, {len(groups)} groups, {num_tokens} response tokens")

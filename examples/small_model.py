@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+# isort: split
 from worked_tasks import TASKS, Task, prompt_text
 
 END, PAD = "<|end|>", "<|pad|>"
@@ -62,7 +64,7 @@ class TrainReport:
 
 
 def model_config(vocab_size: int, end_id: int, pad_id: int) -> Qwen3Config:
-    """A real Qwen3 in small: grouped queries, head_dim other than hidden_size / heads, tied head."""
+    """A small Qwen3: grouped queries, head_dim is not hidden_size / heads, tied head."""
     return Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=256,
@@ -141,6 +143,7 @@ class Batches:
     """Training batches drawn from the pool with the tasks' weights."""
 
     def __init__(self, pool: dict[str, list[Example]], options: TrainOptions) -> None:
+        """Draw from `pool`, token ids by task name, with the seed of `options`."""
         self.pool = pool
         self.options = options
         self.random = random.Random(options.seed)

@@ -139,7 +139,7 @@ def solve_gsm(item: Item) -> list[str]:
 
 @dataclass(frozen=True)
 class Task:
-    """One reasoning-gym dataset: its name, its share in training, its solution rule, its options."""
+    """One reasoning-gym dataset: name, share in training, solution rule, options."""
 
     name: str
     weight: float

@@ -81,9 +81,10 @@ HeadForward finish(const HeadStatistics& statistics, const HeadGroups& groups, i
   };
   const at::Tensor shifted =
       statistics.label_logit.to(at::kDouble) - of_token(pair_maximum).to(at::kDouble);
+  // Never above 0: the label's logit is at most the maximum, and the maximum's own e^0 = 1 is in
+  // the sum.
   const at::Tensor logprob =
-      (shifted * of_token(groups.inverse_temperature).to(at::kDouble) - of_token(log_sum))
-          .clamp_max(0);
+      shifted * of_token(groups.inverse_temperature).to(at::kDouble) - of_token(log_sum);
   const auto in_caller_order = [&](const at::Tensor& by_token) {
     at::Tensor result = at::empty({groups.num_tokens}, options);
     return result.index_copy_(0, groups.tokens, by_token.to(options.dtype()));

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <functional>
 #include <string>
@@ -214,9 +215,10 @@ TEST(ForestAttentionOp, LseHasNoGradient) {
 TEST(ForestAttentionOp, ASecondBackwardIsRefused) {
   Call call;
   call.inputs.q.requires_grad_(true);
-  const at::Tensor loss = (call.forward().out * call.forward().out).sum();
-  loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
-  const at::Tensor again = call.inputs.q.grad().sum();
+  const at::Tensor loss = call.forward().out.square().sum();
+  const at::Tensor again = torch::autograd::grad({loss}, {call.inputs.q}, {},
+                                                 /*retain_graph=*/true, /*create_graph=*/true)[0]
+                               .sum();
   try {
     again.backward();
     ADD_FAILURE() << "a second derivative was computed";
