@@ -36,7 +36,7 @@ from worked_tasks import TASKS, Task, prompt_text
 
 HERE = Path(__file__).resolve().parent
 MODEL, ROLLOUTS, LONG = HERE / "qwen3-small", HERE / "rollouts.jsonl.gz", HERE / "long.jsonl.gz"
-NUM_SAMPLES, MAX_NEW_TOKENS = 8, 96
+NUM_SAMPLES, MAX_NEW_TOKENS = 8, 48
 NUM_GROUPS, CANDIDATES_A_TASK = 16, 5
 LONG_GROUPS, LONG_TOKENS, LONG_STEP = 3, 1024, 128
 MIN_REWARD_RANGE = 0.1  # groups told apart only by a scorer's crumbs for a wrong answer stay out
