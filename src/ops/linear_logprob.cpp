@@ -76,7 +76,7 @@ void check_forms(const head::HeadInputs& in, int64_t budget_bytes) {
 
 void check_index(const char* name, const at::Tensor& index, int64_t end, const char* meaning) {
   const at::Tensor host = index.to(at::kCPU).contiguous();
-  const int64_t* values = host.const_data_ptr<int64_t>();
+  const auto* values = host.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < host.numel(); ++i) {
     ZORRO_CHECK(values[i] >= 0 && values[i] < end, "[", kOp, "] ", name, "[", i,
                 "] must be in [0, ", end, "), ", meaning, ", got ", values[i], ".");
@@ -89,7 +89,7 @@ void check_temperature(const at::Tensor& temperature, at::ScalarType type) {
   const at::Tensor given =
       temperature.to(at::TensorOptions(at::kCPU).dtype(at::kDouble)).contiguous();
   const at::Tensor used = given.to(type).to(at::kDouble);
-  const double* values = used.const_data_ptr<double>();
+  const auto* values = used.const_data_ptr<double>();
   const double smallest = type == at::kDouble ? std::numeric_limits<double>::min()
                                               : double{std::numeric_limits<float>::min()};
   for (int64_t i = 0; i < used.numel(); ++i) {

@@ -26,8 +26,8 @@ struct TileGroups {
 
 TileGroups tile_groups(const Tile& tile, const HeadGroups& groups) {
   TileGroups found;
-  const int64_t* pair_offsets = groups.pair_offsets.const_data_ptr<int64_t>();
-  const int64_t* token_offsets = groups.token_offsets.const_data_ptr<int64_t>();
+  const auto* pair_offsets = groups.pair_offsets.const_data_ptr<int64_t>();
+  const auto* token_offsets = groups.token_offsets.const_data_ptr<int64_t>();
   const int64_t pair_end = pair_offsets[tile.row_begin + tile.rows];
   found.pair_begin = pair_offsets[tile.row_begin];
   found.num_pairs = pair_end - found.pair_begin;

@@ -48,7 +48,7 @@ struct TilePointers {
   const T* row(const GroupPointers& groups, int64_t group_row) const {
     return values + (indexed ? groups.rows[group_row] : group_row - row_begin) * stride;
   }
-  bool holds(int64_t label) const {
+  [[nodiscard]] bool holds(int64_t label) const {
     return label >= column_begin && label < column_begin + columns;
   }
 

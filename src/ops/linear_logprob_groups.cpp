@@ -38,9 +38,9 @@ HeadGroups group_tokens(const at::Tensor& row, const at::Tensor& label,
   const at::Tensor host_row = to_host(row, at::kLong);
   const at::Tensor host_label = to_host(label, at::kLong);
   const at::Tensor host_temperature = to_host(temperature.expand_as(row), at::kDouble);
-  const int64_t* rows_of = host_row.const_data_ptr<int64_t>();
-  const int64_t* labels_of = host_label.const_data_ptr<int64_t>();
-  const double* temperatures_of = host_temperature.const_data_ptr<double>();
+  const auto* rows_of = host_row.const_data_ptr<int64_t>();
+  const auto* labels_of = host_label.const_data_ptr<int64_t>();
+  const auto* temperatures_of = host_temperature.const_data_ptr<double>();
 
   std::vector<int64_t> tokens = kept_tokens(keep, row.numel());
   std::stable_sort(tokens.begin(), tokens.end(), [&](int64_t a, int64_t b) {

@@ -1,7 +1,7 @@
 #include "ops/linear_logprob_rows.h"
 
 #include <cmath>
-#include <type_traits>
+#include <numbers>
 
 // Without this GCC keeps a branch for every comparison that may raise a floating-point exception
 // flag, and then does not vectorise. Nobody reads the flags; values are unchanged.
@@ -17,8 +17,7 @@ namespace {
 // a copy for the wrong machine.
 #define ZORRO_INLINE inline __attribute__((always_inline))
 #define ZORRO_TARGET_AVX2 __attribute__((target("avx2,fma")))
-#define ZORRO_TARGET_AVX512 \
-  __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#define ZORRO_TARGET_AVX512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
 
 constexpr int64_t kBlock =
     512;  // logits a pass, so that the passes of a block find it in the first cache
@@ -28,23 +27,23 @@ struct Exp;
 
 template <>
 struct Exp<float> {
-  using Bits = int32_t;
+  using Bits = uint32_t;
   static constexpr int kDegree = 7;
   static constexpr int kMantissa = 23;
   static constexpr float kLowest = -87.0F;         // below: 0, above: a normal number
   static constexpr float kRounder = 12582912.0F;   // 1.5 * 2^23: adding it rounds to an integer
-  static constexpr float kLn2High = 0.693359375F;  // few bits, so that n * kLn2High is exact
+  static constexpr float kLn2High = 355.0F / 512;  // few bits, so that n * kLn2High is exact
   static constexpr float kLn2Low = -2.12194440e-4F;
 };
 
 template <>
 struct Exp<double> {
-  using Bits = int64_t;
+  using Bits = uint64_t;
   static constexpr int kDegree = 13;
   static constexpr int kMantissa = 52;
   static constexpr double kLowest = -708.0;
   static constexpr double kRounder = 6755399441055744.0;  // 1.5 * 2^52
-  static constexpr double kLn2High = 6.93145751953125e-1;
+  static constexpr double kLn2High = 22713.0 / 32768;
   static constexpr double kLn2Low = 1.42860682030941723212e-6;
 };
 
@@ -67,12 +66,11 @@ template <typename T>
 ZORRO_INLINE T exp_nonpositive(T x) {
   using Bits = typename Exp<T>::Bits;
   const T clamped = x < Exp<T>::kLowest ? Exp<T>::kLowest : x;
-  const T shifted = clamped * static_cast<T>(1.44269504088896340736) + Exp<T>::kRounder;
+  const T shifted = clamped * std::numbers::log2e_v<T> + Exp<T>::kRounder;
   const T n = shifted - Exp<T>::kRounder;
   const T r = (clamped - n * Exp<T>::kLn2High) - n * Exp<T>::kLn2Low;
-  using Unsigned = std::make_unsigned_t<Bits>;
-  const Unsigned power = __builtin_bit_cast(Unsigned, shifted) << Exp<T>::kMantissa;
-  const Unsigned one = __builtin_bit_cast(Unsigned, T{1});
+  const auto power = __builtin_bit_cast(Bits, shifted) << Exp<T>::kMantissa;
+  const auto one = __builtin_bit_cast(Bits, T{1});
   const T scale = __builtin_bit_cast(T, power + one);
   const T value = series<T, 0>(r) * scale;
   return x < Exp<T>::kLowest ? T{0} : value;

@@ -33,8 +33,8 @@ class WideRows {
       scratch_ = at::empty({max_rows, matrix_.size(1)}, matrix_.options().dtype(type));
     }
   }
-  at::Tensor rows(int64_t begin, int64_t count) const {
-    const at::Tensor part = matrix_.narrow(0, begin, count);
+  [[nodiscard]] at::Tensor rows(int64_t begin, int64_t count) const {
+    at::Tensor part = matrix_.narrow(0, begin, count);
     if (!scratch_.defined()) return part;
     at::Tensor wide = scratch_.narrow(0, 0, count);
     return wide.copy_(part);
@@ -64,7 +64,7 @@ at::Tensor used_rows(const at::Tensor& hidden, const HeadGroups& groups) {
 double largest_entropy(int64_t vocabulary, at::ScalarType type) {
   const double bound = std::log(static_cast<double>(vocabulary));
   if (type == at::kDouble) return bound;
-  const float rounded = static_cast<float>(bound);
+  const auto rounded = static_cast<float>(bound);
   return static_cast<double>(rounded) <= bound ? rounded : std::nextafterf(rounded, 0.0F);
 }
 
@@ -163,7 +163,7 @@ TileShape plan_tiles(HeadMode mode, const at::Tensor& hidden, const at::Tensor& 
   const int64_t max_columns = std::max<int64_t>(1, weight.size(0));
   if (mode == HeadMode::kNone) return {max_rows, max_columns};
   const at::ScalarType type = accumulate_dtype(hidden.scalar_type());
-  const int64_t item = static_cast<int64_t>(c10::elementSize(type));
+  const auto item = static_cast<int64_t>(c10::elementSize(type));
   const int64_t logit = item * (math == HeadMath::kFused ? 1 : kComposedTiles);
   // A bfloat16 weight is widened tile by tile, and so is its gradient.
   const int64_t column = hidden.scalar_type() == type ? 0 : 2 * item * weight.size(1);

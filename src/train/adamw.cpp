@@ -77,7 +77,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
     const at::Tensor& gradient = parameter.grad();
     if (!gradient.defined()) continue;
     const at::ScalarType type = gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    const double norm =
+    const auto norm =
         at::linalg_vector_norm(gradient, 2, at::OptionalIntArrayRef(), false, type).item<double>();
     squares += norm * norm;
   }
@@ -85,7 +85,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
   const double factor = max_norm / (norm + 1e-6);
   if (!std::isfinite(norm) || factor >= 1) return norm;
   for (const at::Tensor& parameter : parameters) {
-    at::Tensor gradient = parameter.grad();
+    const at::Tensor& gradient = parameter.grad();
     if (gradient.defined()) gradient.mul_(factor);
   }
   return norm;

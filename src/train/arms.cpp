@@ -121,9 +121,9 @@ class Update {
   void measure_bytes(const MicroBatch& part, ArmResult& arm) {
     const int64_t before = live_bytes(options_.memory);
     int64_t layers = 0;
-    {
+    {  // the hidden rows themselves are handed on, not kept
       const at::Tensor hidden = model_.hidden_states(part.batch, options_.forward);
-      layers = live_bytes(options_.memory) - before;
+      layers = live_bytes(options_.memory) - before - static_cast<int64_t>(hidden.nbytes());
     }
     const LogprobResult result = model_.score(
         part.batch, temperatures(rollouts_, part.members, options_.temperature), options_.forward);

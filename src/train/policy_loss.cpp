@@ -72,7 +72,7 @@ at::Tensor kl_terms(KlKind kind, const at::Tensor& logprob, const at::Tensor& re
 double ordered_sum(const at::Tensor& x) {
   const at::Tensor host =
       x.detach().to(at::TensorOptions(at::kCPU).dtype(at::kDouble)).contiguous();
-  const double* values = host.const_data_ptr<double>();
+  const auto* values = host.const_data_ptr<double>();
   double sum = 0;
   for (int64_t i = 0; i < host.numel(); ++i) sum += values[i];
   return sum;

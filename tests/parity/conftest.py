@@ -1,0 +1,248 @@
+"""Tiny Qwen3 models built by transformers, rollout files, and the built command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.models.qwen3 import modeling_qwen3
+
+ROOT = Path(__file__).resolve().parents[2]
+VOCABULARY = 320
+
+
+def command_path() -> Path:
+    """ZORRO_COMMAND, else the release build, else the installed command."""
+    chosen = os.environ.get("ZORRO_COMMAND")
+    places = [Path(chosen)] if chosen else []
+    places += [ROOT / "build/release/apps/zorro/zorro", ROOT / ".venv/bin/zorro"]
+    for place in places:
+        if place.exists():
+            return place
+    raise FileNotFoundError(f'no zorro command in {places}. Run "make build".')
+
+
+@pytest.fixture(scope="session")
+def zorro() -> Callable[..., str]:
+    """Run the command; its stdout. A failure shows what it said."""
+    path = command_path()
+
+    def run(*arguments: object) -> str:
+        texts = [str(path), *(str(argument) for argument in arguments)]
+        done = subprocess.run(texts, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, f"{' '.join(texts)}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+class _DoubleTorch:
+    """The torch that a modeling module sees: its float32 is float64."""
+
+    def __getattr__(self, name: str) -> Any:
+        return torch.float64 if name == "float32" else getattr(torch, name)
+
+
+class TrueFloat64:
+    """Lifts the float32 casts inside a transformers modeling module while active.
+
+    Norms, softmax and RoPE of transformers compute in float32 even in a float64 model. Only the
+    module given is changed, and `Tensor.float` for as long as the block lasts.
+    """
+
+    @contextlib.contextmanager
+    def __call__(self, module: Any, model: Qwen3ForCausalLM) -> Iterator[None]:
+        rotary = model.model.rotary_emb
+        inverse = rotary.inv_freq
+        theta = model.config.rope_parameters["rope_theta"]
+        head_dim = model.config.head_dim
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "torch", _DoubleTorch())
+            patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+            exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+            rotary.inv_freq = theta**-exponents
+            try:
+                yield
+            finally:
+                rotary.inv_freq = inverse
+
+
+@pytest.fixture
+def true_float64() -> TrueFloat64:
+    """A context manager: `with true_float64(modeling_module, model): ...`."""
+    return TrueFloat64()
+
+
+def build_model(seed: int, **settings: Any) -> Qwen3ForCausalLM:
+    """A tiny model with weights wide enough that logits are not flat (bugs hide in flat ones)."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        **{
+            "vocab_size": VOCABULARY,
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": 512,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+            "tie_word_embeddings": False,
+            "attn_implementation": "eager",
+            **settings,
+        }
+    )
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            wide = torch.randn_like(weight)
+            if "norm" in name:
+                weight.copy_(1 + 0.2 * wide)
+            else:
+                weight.copy_(wide if "embed" in name else 0.2 * wide)
+    return model
+
+
+def use_old_rope_layout(folder: Path) -> None:
+    """Rewrite config.json as older transformers wrote it: rope_theta at the top level."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config.pop("layer_types", None)
+    config["torch_dtype"] = config.pop("dtype", "float32")
+    config.update(rope_theta=rope["rope_theta"], rope_scaling=None, use_sliding_window=False)
+    path.write_text(json.dumps(config))
+
+
+@dataclass
+class TinyModel:
+    """A live transformers model and the folder that it was saved to."""
+
+    name: str
+    model: Qwen3ForCausalLM
+    folder: Path
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tied": {"tie_word_embeddings": True},
+    "bias": {"attention_bias": True},
+    "old_rope": {},
+}
+
+
+@pytest.fixture(scope="session", params=list(VARIANTS))
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """Each variant once a session."""
+    name = request.param
+    model = build_model(7, **VARIANTS[name])
+    folder = tmp_path_factory.mktemp("models") / name
+    model.save_pretrained(folder)
+    if name == "old_rope":
+        use_old_rope_layout(folder)
+    return TinyModel(name, model, folder)
+
+
+@dataclass
+class Line:
+    """One sample as the test knows it."""
+
+    prompt: list[int]
+    response: list[int]
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """The name of its tensor in --save-logits."""
+        return str(self.extra["id"])
+
+
+def make_lines(seed: int, prompt_lengths: tuple[int, ...], samples: int) -> list[Line]:
+    """Groups whose rows are not neighbours; one response is empty, some tokens are masked."""
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(VOCABULARY) for _ in range(length)] for length in prompt_lengths]
+    lines = []
+    for sample in range(samples):
+        for group, prompt in enumerate(prompts):
+            length = 0 if (sample, group) == (2, 0) else rng.randrange(1, 13)
+            response = [rng.randrange(VOCABULARY) for _ in range(length)]
+            extra = {
+                "id": f"{group}-{sample}",
+                "advantage": rng.gauss(0, 1),
+                "loss_mask": [int(rng.random() < 0.8) for _ in response],
+            }
+            lines.append(Line(prompt, response, extra))
+    return lines
+
+
+def add_old_logprobs(lines: list[Line], logprobs: list[torch.Tensor], seed: int) -> None:
+    """Old and reference log-probs near the policy's but away from it: ratio, clip and KL matter."""
+    rng = random.Random(seed)
+    for line, values in zip(lines, logprobs, strict=True):
+        for key in ("old_logprobs", "ref_logprobs"):
+            line.extra[key] = [value + rng.gauss(0, 0.2) for value in values.tolist()]
+
+
+def write_lines(path: Path, lines: list[Line]) -> Path:
+    """JSON lines as a user writes them."""
+    with path.open("w") as file:
+        for line in lines:
+            row = {"prompt_ids": line.prompt, "response_ids": line.response, **line.extra}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+@dataclass
+class Scores:
+    """What transformers says about one row, with gradient."""
+
+    logits: torch.Tensor  # [response tokens, vocabulary]
+    logprob: torch.Tensor  # [response tokens]
+    entropy: torch.Tensor
+
+
+def score_row(model: Qwen3ForCausalLM, line: Line, temperature: float = 1.0) -> Scores:
+    """One row alone: no padding, no neighbours, no cache."""
+    ids = torch.tensor([line.prompt + line.response])
+    logits = model(input_ids=ids, use_cache=False).logits[0]
+    logits = logits[len(line.prompt) - 1 : -1] if line.response else logits[:0]
+    logp = (logits / temperature).log_softmax(-1)
+    chosen = torch.tensor(line.response, dtype=torch.long)
+    return Scores(logits, logp.gather(-1, chosen[:, None])[:, 0], -(logp.exp() * logp).sum(-1))
+
+
+@pytest.fixture(scope="session")
+def lines(tiny: TinyModel) -> list[Line]:
+    """The rollouts of the parity tests, scored by the model at hand."""
+    lines = make_lines(3, (9, 1, 66), 4)
+    with torch.no_grad():
+        add_old_logprobs(lines, [score_row(tiny.model, line).logprob for line in lines], seed=5)
+    return lines
+
+
+@pytest.fixture(scope="session")
+def rollouts(lines: list[Line], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same as a file."""
+    return write_lines(tmp_path_factory.mktemp("rollouts") / "rollouts.jsonl", lines)
+
+
+@pytest.fixture(scope="session")
+def qwen3_module() -> Any:
+    """The module that the fixture true_float64 changes."""
+    return modeling_qwen3
+
+
+@pytest.fixture(scope="session", name="score_row")
+def score_row_fixture() -> Callable[..., Scores]:
+    """The function of that name, for test modules."""
+    return score_row
