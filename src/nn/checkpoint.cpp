@@ -40,7 +40,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
       const bool wants = ctx->needs_input_grad(slot);
       at::Tensor leaf = saved[slot];
       if (is_input) {
-        if (leaf.defined()) leaf = leaf.detach().requires_grad_(wants);
+        leaf = leaf.detach().requires_grad_(wants);
         inputs.push_back(leaf);
       }
       if (!wants) continue;
@@ -74,9 +74,22 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
 std::vector<at::Tensor> checkpoint(const CheckpointBody& body,
                                    const std::vector<at::Tensor>& inputs,
                                    const std::vector<at::Tensor>& parameters) {
-  variable_list all = inputs;
-  all.insert(all.end(), parameters.begin(), parameters.end());
-  return Checkpoint::apply(at::TensorList(all), static_cast<int64_t>(inputs.size()), body);
+  // Autograd takes defined tensors only: the body gets the undefined ones put back in their places.
+  variable_list tracked;
+  std::vector<bool> is_defined;
+  for (const at::Tensor& input : inputs) {
+    is_defined.push_back(input.defined());
+    if (input.defined()) tracked.push_back(input);
+  }
+  const auto num_inputs = static_cast<int64_t>(tracked.size());
+  const CheckpointBody on_defined = [body, is_defined](const variable_list& defined) {
+    variable_list all;
+    auto following = defined.begin();
+    for (const bool present : is_defined) all.push_back(present ? *following++ : at::Tensor());
+    return body(all);
+  };
+  tracked.insert(tracked.end(), parameters.begin(), parameters.end());
+  return Checkpoint::apply(at::TensorList(tracked), num_inputs, on_defined);
 }
 
 }  // namespace zorro
