@@ -27,6 +27,7 @@ from small_model import (
     encode,
     few_shot_prompt,
     model_config,
+    special_id,
     text_pool,
     train,
     train_tokenizer,
@@ -55,7 +56,7 @@ def make_model(args: argparse.Namespace) -> None:
         for name, pairs in texts.items()
     }
     config = model_config(
-        tokenizer.get_vocab_size(), tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
+        tokenizer.get_vocab_size(), special_id(tokenizer, END), special_id(tokenizer, PAD)
     )
     options = TrainOptions(steps=args.steps, max_minutes=args.max_minutes, seed=args.seed)
     model, reference, report = train(config, pool, options)

@@ -49,7 +49,6 @@ class Group:
         return max(self.rewards) - min(self.rewards)
 
 
-@torch.inference_mode()
 def sample_responses(
     model: Qwen3ForCausalLM,
     prompt_ids: list[int],
@@ -65,35 +64,37 @@ def sample_responses(
     """
     prompt = torch.tensor([prompt_ids])
     generator = torch.Generator().manual_seed(seed + zlib.crc32(prompt.numpy().tobytes()))
-    cache = DynamicCache(config=model.config)
-    logits = model(input_ids=prompt, past_key_values=cache, logits_to_keep=1).logits[:, -1]
-    cache.batch_repeat_interleave(num_samples)
-    logits = logits.expand(num_samples, -1)  # [samples, vocab]
     tokens: list[list[int]] = [[] for _ in range(num_samples)]
     logprobs: list[list[float]] = [[] for _ in range(num_samples)]
     running = [True] * num_samples
-    for _ in range(max_new_tokens):
-        distribution = logits.log_softmax(-1)
-        chosen = torch.multinomial(distribution.exp(), 1, generator=generator)  # [samples, 1]
-        chosen_logprob = distribution.gather(1, chosen)
-        for sample in range(num_samples):
-            if running[sample]:
-                tokens[sample].append(int(chosen[sample, 0]))
-                logprobs[sample].append(float(chosen_logprob[sample, 0]))
-                running[sample] = tokens[sample][-1] != end_id
-        if not any(running):
-            break
-        logits = model(input_ids=chosen, past_key_values=cache).logits[:, -1]
+    with torch.inference_mode():
+        cache = DynamicCache(config=model.config)
+        logits = model(input_ids=prompt, past_key_values=cache, logits_to_keep=1).logits[:, -1]
+        cache.batch_repeat_interleave(num_samples)
+        logits = logits.expand(num_samples, -1)  # [samples, vocab]
+        for _ in range(max_new_tokens):
+            distribution = logits.log_softmax(-1)
+            chosen = torch.multinomial(distribution.exp(), 1, generator=generator)  # [samples, 1]
+            chosen_logprob = distribution.gather(1, chosen)
+            for sample in range(num_samples):
+                if running[sample]:
+                    tokens[sample].append(int(chosen[sample, 0]))
+                    logprobs[sample].append(float(chosen_logprob[sample, 0]))
+                    running[sample] = tokens[sample][-1] != end_id
+            if not any(running):
+                break
+            logits = model(input_ids=chosen, past_key_values=cache).logits[:, -1]
     return list(zip(tokens, logprobs, running, strict=True))
 
 
-@torch.inference_mode()
 def score(model: Qwen3ForCausalLM, prompt_ids: list[int], response_ids: list[int]) -> np.ndarray:
     """Float32 log-probabilities of a response by one ordinary forward over the whole row."""
     row = torch.tensor([prompt_ids + response_ids])
-    logits = model(input_ids=row, use_cache=False).logits[0, len(prompt_ids) - 1 : -1]
     label = row[0, len(prompt_ids) :, None]
-    return logits.float().log_softmax(-1).gather(1, label)[:, 0].numpy()
+    with torch.inference_mode():
+        logits = model(input_ids=row, use_cache=False).logits[0, len(prompt_ids) - 1 : -1]
+        logprobs = logits.float().log_softmax(-1).gather(1, label)[:, 0]
+    return np.asarray(logprobs.numpy(), dtype=np.float32)
 
 
 def make_group(
@@ -120,10 +121,15 @@ def make_group(
     return Group(name, task.name, prompt_ids, rollouts)
 
 
+def float32_array(values: list[float]) -> np.ndarray:
+    """The numbers of a file or of the sampler as float32."""
+    return np.asarray(values, dtype=np.float32)
+
+
 def advantages(rewards: list[float]) -> np.ndarray:
     """(reward - mean) / (standard deviation + eps) over a group, the deviation over n."""
     values = np.asarray(rewards, dtype=np.float64)
-    return ((values - values.mean()) / (values.std() + ADVANTAGE_EPS)).astype(np.float32)
+    return float32_array(list((values - values.mean()) / (values.std() + ADVANTAGE_EPS)))
 
 
 def shortest(value: float | np.floating[Any]) -> float:
@@ -143,7 +149,7 @@ def group_lines(
     for sample, rollout in enumerate(group.rollouts):
         old = score(model, group.prompt_ids, rollout.response_ids)
         ref = score(reference, group.prompt_ids, rollout.response_ids)
-        distance = max(distance, float(np.abs(old - np.float32(rollout.sampler_logprobs)).max()))
+        distance = max(distance, float(np.abs(old - float32_array(rollout.sampler_logprobs)).max()))
         lines.append(
             {
                 "id": f"{group.name}/{sample}",
@@ -204,10 +210,10 @@ def describe(path: Path, model: Qwen3ForCausalLM) -> float:
             raise ValueError(f"{name}: a group must have one prompt.")
     distance, divergence, num_tokens = 0.0, 0.0, 0
     for line in lines:
-        old = np.float32(line["old_logprobs"])
+        old = float32_array(line["old_logprobs"])
         rescored = score(model, line["prompt_ids"], line["response_ids"])
         distance = max(distance, float(np.abs(old - rescored).max()))
-        divergence += float(np.sum(old - np.float32(line["ref_logprobs"])))
+        divergence += float(np.sum(old - float32_array(line["ref_logprobs"])))
         num_tokens += len(old)
     mixed = sum(any(row["advantage"] for row in rows) for rows in groups.values())
     switches = sum(a["group"] != b["group"] for a, b in itertools.pairwise(lines))

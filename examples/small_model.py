@@ -119,9 +119,17 @@ def text_pool(seed: int, size: int) -> dict[str, list[tuple[str, str]]]:
     return pool
 
 
+def special_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of END or PAD; ValueError when the tokenizer lacks it."""
+    token_id = tokenizer.token_to_id(token)
+    if token_id is None:
+        raise ValueError(f"tokenizer must have the token {token}.")
+    return int(token_id)
+
+
 def encode(tokenizer: Tokenizer, prompt: str, solution: str) -> Example:
     """Token ids of the two texts, each on its own, with the end token after the solution."""
-    end_id = tokenizer.token_to_id(END)
+    end_id = special_id(tokenizer, END)
     return Example(
         tokenizer.encode(prompt).ids,
         [*tokenizer.encode(solution).ids, end_id],

@@ -3,14 +3,11 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/record_function.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
-#include <mutex>
 
+#include "train/operator_count.h"
 #include "zorro/core/error.h"
 #include "zorro/train/policy_loss.h"
 
@@ -176,51 +173,6 @@ void summarise(RaceResult& result, int64_t replicated_tokens) {
   result.fastest_speedup = *std::max_element(speedups.begin(), speedups.end());
 }
 
-std::string operator_text(const at::RecordFunction& function) {
-  std::string text = function.name();
-  for (const c10::IValue& input : function.inputs())
-    if (input.isTensor() && input.toTensor().defined())
-      text += " " + concat(input.toTensor().sizes());
-  return text;
-}
-
-/// What the callback of RecordFunction, a plain function, finds through the thread's state.
-class OperatorCount final : public c10::DebugInfoBase {
- public:
-  void add(const std::string& text) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ++counts_[text];
-  }
-  const std::map<std::string, int64_t>& counts() const { return counts_; }
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, int64_t> counts_;
-};
-const auto kCountSlot = c10::DebugInfoKind::TEST_INFO;
-
-std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction& function) {
-  auto* count = dynamic_cast<OperatorCount*>(c10::ThreadLocalDebugInfo::get(kCountSlot));
-  if (count != nullptr) count->add(operator_text(function));
-  return nullptr;
-}
-
-/// Registers the callback for its own lifetime.
-class CountingScope {
- public:
-  CountingScope()
-      : handle_(at::addGlobalCallback(
-            at::RecordFunctionCallback(&count_operator)
-                .needsInputs(true)
-                .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}))) {}
-  ~CountingScope() { at::removeCallback(handle_); }
-  CountingScope(const CountingScope&) = delete;
-  CountingScope& operator=(const CountingScope&) = delete;
-
- private:
-  at::CallbackHandle handle_;
-};
-
 }  // namespace
 
 PhaseSeconds ArmResult::median() const {
@@ -271,16 +223,12 @@ RaceResult race(CausalLM& model, std::span<const Rollout> rollouts, const RaceOp
 
 std::map<std::string, int64_t> count_operators(CausalLM& model, std::span<const Rollout> rollouts,
                                                const RaceOptions& options) {
-  const auto count = std::make_shared<OperatorCount>();
   RaceOptions quiet = options;
   quiet.memory = {};
-  {
-    const c10::DebugInfoGuard guard(kCountSlot, count);
-    const CountingScope scope;
-    Update(model, rollouts, quiet).run(nullptr);
-  }
+  const std::map<std::string, int64_t> counts =
+      count_operators_of([&] { Update(model, rollouts, quiet).run(nullptr); });
   drop_gradients(model);
-  return count->counts();
+  return counts;
 }
 
 DenseSizes dense_sizes(const ModelConfig& config) {

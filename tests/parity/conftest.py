@@ -103,13 +103,14 @@ def build_model(seed: int, **settings: Any) -> Qwen3ForCausalLM:
         }
     )
     model = Qwen3ForCausalLM(config)
+    embedding_width = 0.4 if config.tie_word_embeddings else 1.0  # as a head, 1 is too sharp
     with torch.no_grad():
         for name, weight in model.named_parameters():
             wide = torch.randn_like(weight)
             if "norm" in name:
                 weight.copy_(1 + 0.2 * wide)
             else:
-                weight.copy_(wide if "embed" in name else 0.2 * wide)
+                weight.copy_(embedding_width * wide if "embed" in name else 0.2 * wide)
     return model
 
 

@@ -77,7 +77,7 @@ def test_metrics_have_one_line_an_update(
     zorro: Callable[..., str], tiny: Any, rollouts: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "trained"
-    train(zorro, tiny.folder, rollouts, out, "--updates", 3, "--lr", 1e-3)
+    train(zorro, tiny.folder, rollouts, out, "--updates", 3, "--lr", 1e-5)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["update"] for row in rows] == [1, 2, 3]
     assert rows[2]["loss"] < rows[0]["loss"]

@@ -18,8 +18,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 CLIP, KL_COEF, ENTROPY_COEF = 0.2, 0.1, 0.05
-# Of the command's dtype, against transformers in the same one: values, gradients.
-TOLERANCES = {"float32": (1e-5, 1e-4), "true_float64": (1e-10, 1e-9), "plain_float64": (1e-6, 1e-5)}
+# Against transformers in the same dtype: values, gradients. Its own float32 casts cost a float64 model 1e-6.
+TOLERANCES = {"float32": (1e-5, 1e-4), "true_float64": (1e-10, 1e-9), "plain_float64": (5e-6, 1e-5)}
 
 
 class Reference:
