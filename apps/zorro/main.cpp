@@ -59,7 +59,7 @@ int run_guarded(const Run& run) {
 int parse_and_run(int argc, char** argv) {
   CLI::App app{"ZoRRo: policy updates that compute a shared prompt once", "zorro"};
   app.set_version_flag("--version", std::string("zorro ") + version());
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // none is reported below, after a wrong one
   app.footer(
       "Examples:\n  zorro demo\n  zorro check --model DIR --rollouts FILE.jsonl.gz\n"
       "Exit codes: 0 ok, 1 check failed, 2 bad usage or input, 3 internal or out of memory, 130 "
@@ -78,6 +78,7 @@ int parse_and_run(int argc, char** argv) {
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error);
     return report(kBadInput, std::string(error.what()) + ". See --help.");
   }
+  if (!run) return report(kBadInput, "a subcommand is required. See --help.");
   return run_guarded(run);
 }
 
