@@ -55,9 +55,7 @@ def make_model(args: argparse.Namespace) -> None:
         name: [encode(tokenizer, prompt, solution) for prompt, solution in pairs]
         for name, pairs in texts.items()
     }
-    config = model_config(
-        tokenizer.get_vocab_size(), special_id(tokenizer, END), special_id(tokenizer, PAD)
-    )
+    config = model_config(tokenizer.get_vocab_size(), special_id(tokenizer, END), special_id(tokenizer, PAD))
     options = TrainOptions(steps=args.steps, max_minutes=args.max_minutes, seed=args.seed)
     model, reference, report = train(config, pool, options)
     for name, trained in (("model", model), ("reference", reference)):
@@ -71,9 +69,7 @@ def load_model(folder: Path) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def short_groups(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int
-) -> list[Group]:
+def short_groups(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int) -> list[Group]:
     """Sample held-out prompts of every task and keep NUM_GROUPS groups.
 
     Every task gives CANDIDATES_A_TASK candidates. One group whose rewards are all equal is kept:

@@ -171,9 +171,7 @@ def group_lines(
 
 def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     """Write JSON lines as gzip with no time and no name inside, so equal lines are equal bytes."""
-    text = "".join(
-        json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines
-    )
+    text = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines)
     buffer = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=buffer, mtime=0) as file:
         file.write(text.encode())

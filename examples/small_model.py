@@ -136,9 +136,7 @@ def encode(tokenizer: Tokenizer, prompt: str, solution: str) -> Example:
     )
 
 
-def few_shot_prompt(
-    examples: Iterator[Example], question_ids: list[int], min_tokens: int
-) -> list[int]:
+def few_shot_prompt(examples: Iterator[Example], question_ids: list[int], min_tokens: int) -> list[int]:
     """Solved examples, then the question: the shortest such prompt of at least `min_tokens`."""
     prompt: list[int] = []
     while len(prompt) + len(question_ids) < min_tokens:

@@ -84,9 +84,7 @@ def solve_letter_counting(item: Item) -> list[str]:
     """Steps that spell each word and count the letter in it."""
     letter, words = item["metadata"]["target_letter"], item["metadata"]["span"]
     counts = [word.lower().count(letter) for word in words]
-    steps = [
-        f"{' '.join(word.lower())}: {count}" for word, count in zip(words, counts, strict=True)
-    ]
+    steps = [f"{' '.join(word.lower())}: {count}" for word, count in zip(words, counts, strict=True)]
     return [*steps, f"{' + '.join(map(str, counts))} = {item['answer']}"]
 
 

@@ -15,7 +15,7 @@ struct CheckOptions {
   std::string layout = "ragged", loss, fault, save_gradients;
   uint64_t permute = 0;
   bool permutes = false, sweep = false;
-  int64_t micro_batches = 0, sweep_tokens = 3000;
+  int64_t micro_batches = 0, sweep_tokens = 8000;
   double tolerance_scale = 1;
 };
 

@@ -14,6 +14,9 @@ constexpr std::array<int, kNumFactors> kLevels{3, 2, 2, 3, 4, 2, 3, 2};
 using Levels = std::array<int, kNumFactors>;
 using Pair = std::tuple<size_t, int, size_t, int>;  // factor, level, later factor, level
 
+// Short shared branches make deep tries, the harder case.
+constexpr int64_t kSweepSharedTokens = 4;
+
 // Composed attention holds [heads, T, T] scores: parts stay small enough for it.
 constexpr int64_t kComposedTokens = 2048;
 
@@ -26,6 +29,7 @@ CheckSetting make_setting(const Levels& levels, const ArmOptions& base) {
   const auto level = [&levels](size_t factor) { return static_cast<size_t>(levels[factor]); };
   CheckSetting setting{kDtypes[level(0)], base};
   setting.arm.forest.sharing = kSharings[level(1)];
+  if (levels[1] == 1) setting.arm.forest.min_shared_tokens = kSweepSharedTokens;
   setting.arm.forward.checkpointing = levels[2] == 1;
   setting.arm.forward.head.mode = kHeads[level(3)];
   setting.arm.layout = kLayouts[level(4)];

@@ -54,6 +54,7 @@ std::string tolerance_text(const ExactnessReport& report) {
 std::string setting_text(const CheckSetting& setting) {
   const ArmOptions& arm = setting.arm;
   std::string text = dtype_text(setting.dtype) + " " + sharing_text(arm.forest.sharing);
+  if (arm.forest.sharing == Sharing::kPrefixes) text += concat(">=", arm.forest.min_shared_tokens);
   text += concat(" attention=", path_text(arm.forward.attention));
   text += concat(" head=", head_text(arm.forward.head.mode));
   if (arm.forward.checkpointing) text += " checkpointing";

@@ -32,7 +32,7 @@ void check_output(const fs::path& path, bool force) {
               " must exist, got none at ", parent.string(), ". Create it first.");
 }
 
-StagedFolder::StagedFolder(fs::path target)
+StagedFolder::StagedFolder(const fs::path& target)
     : target_(without_slash(target)), staging_(beside(target_, "partial")) {}
 
 StagedFolder::~StagedFolder() {

@@ -11,7 +11,7 @@ void check_output(const std::filesystem::path& path, bool force);
 /// nothing remains.
 class StagedFolder {
  public:
-  explicit StagedFolder(std::filesystem::path target);
+  explicit StagedFolder(const std::filesystem::path& target);
   ~StagedFolder();
   StagedFolder(const StagedFolder&) = delete;
   StagedFolder& operator=(const StagedFolder&) = delete;

@@ -132,8 +132,9 @@ void walk_path(const PrefixForest& forest, int64_t last_token, int64_t begin, in
   for (int64_t node = node_of_token(forest, last_token); node >= 0;
        node = forest.nodes[static_cast<size_t>(node)].parent)
     path.push_back(node);
-  for (auto step = path.rbegin(); step != path.rend(); ++step) {
-    const Node& node = forest.nodes[static_cast<size_t>(*step)];
+  std::reverse(path.begin(), path.end());
+  for (const int64_t step : path) {
+    const Node& node = forest.nodes[static_cast<size_t>(step)];
     const int64_t skipped = std::max<int64_t>(begin - node.depth, 0);
     for (int64_t token = node.begin + skipped; token < node.end; ++token) visit(token);
   }

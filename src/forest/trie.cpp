@@ -129,9 +129,9 @@ class TrieBuilder {
     std::vector<Task> tasks;
     split(all, 0, 0, -1, 1, tasks);
     while (!tasks.empty()) {
-      Task task = std::move(tasks.back());
+      const Task task = std::move(tasks.back());
       tasks.pop_back();
-      grow(std::move(task), tasks);
+      grow(task, tasks);
     }
   }
 
@@ -159,7 +159,7 @@ class TrieBuilder {
       tasks.push_back({std::move(members_of_class), run_begin, compared, parent, level});
   }
 
-  void grow(Task task, std::vector<Task>& tasks) {
+  void grow(const Task& task, std::vector<Task>& tasks) {
     const std::vector<int64_t>& members = task.members;
     if (members.size() == 1 || task.level >= options_.max_levels) {
       for (const int64_t i : members) add_own_run(i, task.run_begin, task.parent);

@@ -102,7 +102,7 @@ SafetensorsFile::Entry parse_entry(const std::filesystem::path& path, const std:
       !value["data_offsets"].is_array() || value["data_offsets"].size() != 2)
     fail(path, "tensor \"", name, "\" must have dtype, shape and two data_offsets.");
   SafetensorsFile::Entry entry{dtype_of(path, name, value["dtype"]), {}, 0, 0};
-  int64_t bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
+  auto bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
   for (const Json& size : value["shape"]) {
     entry.shape.push_back(integer(path, name, size, "shape"));
     bytes = product(path, name, bytes, entry.shape.back());

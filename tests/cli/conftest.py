@@ -52,12 +52,17 @@ class Result:
 
 
 @pytest.fixture(scope="session")
-def zorro() -> Callable[..., Result]:
+def command() -> Path:
+    """The file that is run."""
+    return command_path()
+
+
+@pytest.fixture(scope="session")
+def zorro(command: Path) -> Callable[..., Result]:
     """Run the command in a folder of its own choice."""
-    path = command_path()
 
     def run(*arguments: object, cwd: Path | None = None) -> Result:
-        texts = [str(path), *(str(argument) for argument in arguments)]
+        texts = [str(command), *(str(argument) for argument in arguments)]
         done = subprocess.run(texts, capture_output=True, text=True, timeout=300, check=False, cwd=cwd)
         return Result(done.returncode, done.stdout, done.stderr)
 
@@ -119,7 +124,9 @@ class Maker:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def model(self, weights: dict[str, torch.Tensor] | None = None, name: str = "model", **changes: Any) -> Path:
+    def model(
+        self, weights: dict[str, torch.Tensor] | None = None, name: str = "model", **changes: Any
+    ) -> Path:
         path = self.folder / name
         path.mkdir()
         (path / "config.json").write_text(json.dumps(config(**changes)))
@@ -144,7 +151,12 @@ def make_rows(
             tokens = [rng.randrange(VOCABULARY) for _ in range(response)]
             old = [rng.uniform(-6, -3) for _ in tokens]
             rows.append(
-                {"prompt_ids": prompt, "response_ids": tokens, "advantage": rng.gauss(0, 1), "old_logprobs": old}
+                {
+                    "prompt_ids": prompt,
+                    "response_ids": tokens,
+                    "advantage": rng.gauss(0, 1),
+                    "old_logprobs": old,
+                }
             )
     return rows
 

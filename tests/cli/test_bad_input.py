@@ -64,9 +64,13 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "b43 last byte cut": (lambda folder: cut(folder / "model.safetensors", 1), ("model.safetensors",)),
     "b43 much cut": (lambda folder: cut(folder / "model.safetensors", 10000), ("model.safetensors",)),
     "b43 four bytes": (
-        lambda folder: (folder / "model.safetensors").write_bytes(b"\1\2\3\4"), ("model.safetensors",)
+        lambda folder: (folder / "model.safetensors").write_bytes(b"\1\2\3\4"),
+        ("model.safetensors",),
     ),
-    "b43 empty file": (lambda folder: (folder / "model.safetensors").write_bytes(b""), ("model.safetensors",)),
+    "b43 empty file": (
+        lambda folder: (folder / "model.safetensors").write_bytes(b""),
+        ("model.safetensors",),
+    ),
     "b43 pointer text": (
         lambda folder: (folder / "model.safetensors").write_text("version https://git-lfs\noid sha256:0\n"),
         ("model.safetensors",),
@@ -78,26 +82,34 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         (NORM,),
     ),
     "lying shape": (
-        lambda folder: edit_header(folder / "model.safetensors", lambda header: header[NORM].update(shape=[31])),
+        lambda folder: edit_header(
+            folder / "model.safetensors", lambda header: header[NORM].update(shape=[31])
+        ),
         (NORM,),
     ),
     "unknown dtype": (
-        lambda folder: edit_header(folder / "model.safetensors", lambda header: header[NORM].update(dtype="F31")),
+        lambda folder: edit_header(
+            folder / "model.safetensors", lambda header: header[NORM].update(dtype="F31")
+        ),
         ("F31",),
     ),
     "missing tensor": (lambda folder: drop_tensor(folder, NORM), (NORM,)),
     "b42 untied without a head": (lambda folder: drop_tensor(folder, "lm_head.weight"), ("lm_head.weight",)),
     "wrong shape": (lambda folder: reshape_tensor(folder, NORM, 33), (NORM, "33", "32")),
     "unexpected tensor": (
-        lambda folder: reshape_tensor(folder, "model.extra.weight", 3), ("model.extra.weight",)
+        lambda folder: reshape_tensor(folder, "model.extra.weight", 3),
+        ("model.extra.weight",),
     ),
     "unknown family": (lambda folder: edit_config(folder, model_type="gpt9"), ("gpt9",)),
     "rope scaling": (
-        lambda folder: edit_config(folder, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4}),
+        lambda folder: edit_config(
+            folder, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4}
+        ),
         ("yarn",),
     ),
     "b27 vocabulary of the config differs": (
-        lambda folder: edit_config(folder, vocab_size=104), ("embed_tokens", "104", "97")
+        lambda folder: edit_config(folder, vocab_size=104),
+        ("embed_tokens", "104", "97"),
     ),
     "b43 index names a missing shard": (
         lambda folder: (
@@ -115,19 +127,19 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         ),
         ("index",),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", list(BAD_MODELS))
-@pytest.mark.parametrize("command", ["logprobs", "train"])
+@pytest.mark.parametrize("subcommand", [pytest.param("logprobs", marks=pytest.mark.slow), "train"])
 def test_a_bad_model_is_refused(
-    zorro: Callable[..., Any], model: Path, rollouts: Path, command: str, name: str, tmp_path: Path
+    zorro: Callable[..., Any], model: Path, rollouts: Path, subcommand: str, name: str, tmp_path: Path
 ) -> None:
     change, parts = BAD_MODELS[name]
     broken = broken_copy(model, tmp_path, change)
     out = tmp_path / "out"
     flags = ("--rollouts", rollouts, "--out", out, *QUIET)
-    zorro(command, "--model", broken, *flags).refused(*parts)
+    zorro(subcommand, "--model", broken, *flags).refused(*parts)
     assert list(tmp_path.iterdir()) == [broken]
 
 
@@ -148,18 +160,21 @@ BAD_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", list(BAD_LINES))
-@pytest.mark.parametrize("command", ["logprobs", "train", "plan", "check"])
+@pytest.mark.parametrize(
+    "subcommand",
+    ["plan", "train", *(pytest.param(name, marks=pytest.mark.slow) for name in ("check", "logprobs"))],
+)
 def test_a_bad_line_is_named(
-    zorro: Callable[..., Any], model: Path, command: str, name: str, tmp_path: Path
+    zorro: Callable[..., Any], model: Path, subcommand: str, name: str, tmp_path: Path
 ) -> None:
     line, parts = BAD_LINES[name]
     source, work = tmp_path / "bad.jsonl", tmp_path / "work"
     source.write_text(json.dumps(GOOD) + "\n" + line + "\n")
     work.mkdir()
-    flags: tuple[object, ...] = () if command == "plan" else ("--model", model, *QUIET)
-    if command in ("logprobs", "train"):
+    flags: tuple[object, ...] = () if subcommand == "plan" else ("--model", model, *QUIET)
+    if subcommand in ("logprobs", "train"):
         flags += ("--out", work / "out")
-    zorro(command, "--rollouts", source, *flags).refused("bad.jsonl", "2", *parts)
+    zorro(subcommand, "--rollouts", source, *flags).refused("bad.jsonl", "2", *parts)
     assert list(work.iterdir()) == []
 
 
@@ -172,13 +187,13 @@ def test_bad_lines_can_be_skipped(zorro: Callable[..., Any], model: Path, tmp_pa
     assert len(out.read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize("command", ["logprobs", "train", "check"])
+@pytest.mark.parametrize("subcommand", ["logprobs", "train", "check"])
 def test_b27_an_id_beyond_the_vocabulary_is_named(
-    zorro: Callable[..., Any], model: Path, make: Any, command: str, tmp_path: Path
+    zorro: Callable[..., Any], model: Path, make: Any, subcommand: str, tmp_path: Path
 ) -> None:
     source = make.rollouts([GOOD, {**GOOD, "response_ids": [4, 97]}])
-    flags: tuple[object, ...] = () if command == "check" else ("--out", tmp_path / "out")
-    zorro(command, "--model", model, "--rollouts", source, *flags, *QUIET).refused("97", "2")
+    flags: tuple[object, ...] = () if subcommand == "check" else ("--out", tmp_path / "out")
+    zorro(subcommand, "--model", model, "--rollouts", source, *flags, *QUIET).refused("97", "2")
     assert list(tmp_path.iterdir()) == [source]
 
 
@@ -203,16 +218,16 @@ def test_b27_rows_beyond_the_tokenizer_are_part_of_the_softmax(
 
 
 @pytest.mark.parametrize("file", ["", "\n\n"])
-@pytest.mark.parametrize("command", ["logprobs", "train", "plan", "check"])
+@pytest.mark.parametrize("subcommand", ["logprobs", "train", "plan", "check"])
 def test_a_file_without_lines_is_refused(
-    zorro: Callable[..., Any], model: Path, command: str, file: str, tmp_path: Path
+    zorro: Callable[..., Any], model: Path, subcommand: str, file: str, tmp_path: Path
 ) -> None:
     source = tmp_path / "empty.jsonl"
     source.write_text(file)
-    flags: tuple[object, ...] = () if command == "plan" else ("--model", model, *QUIET)
-    if command in ("logprobs", "train"):
+    flags: tuple[object, ...] = () if subcommand == "plan" else ("--model", model, *QUIET)
+    if subcommand in ("logprobs", "train"):
         flags += ("--out", tmp_path / "out")
-    zorro(command, "--rollouts", source, *flags).refused("empty.jsonl")
+    zorro(subcommand, "--rollouts", source, *flags).refused("empty.jsonl")
     assert list(tmp_path.iterdir()) == [source]
 
 
@@ -227,7 +242,9 @@ def test_an_empty_response_disturbs_no_other_row(
         assert zorro("logprobs", "--model", model, "--rollouts", source, "--out", out, *QUIET).code == 0
         written.append([json.loads(line) for line in out.read_text().splitlines()])
         assert zorro("check", "--model", model, "--rollouts", source, *QUIET).code == 0
-        assert zorro("train", "--model", model, "--rollouts", source, "--out", tmp_path / name, *QUIET).code == 0
+        assert (
+            zorro("train", "--model", model, "--rollouts", source, "--out", tmp_path / name, *QUIET).code == 0
+        )
     empty = written[0].pop(2)
     assert empty["logprobs"] == empty["entropy"] == []
     for row, expected in zip(written[0], written[1], strict=True):
@@ -249,27 +266,29 @@ def test_only_empty_responses_are_legal(
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "warm"])
-@pytest.mark.parametrize("command", ["logprobs", "train", "check"])
+@pytest.mark.parametrize("subcommand", ["logprobs", "train", "check"])
 def test_b24_a_temperature_must_be_above_zero(
-    zorro: Callable[..., Any], model: Path, rollouts: Path, command: str, value: str, tmp_path: Path
+    zorro: Callable[..., Any], model: Path, rollouts: Path, subcommand: str, value: str, tmp_path: Path
 ) -> None:
-    flags: tuple[object, ...] = () if command == "check" else ("--out", tmp_path / "out")
-    result = zorro(command, "--model", model, "--rollouts", rollouts, *flags, f"--temperature={value}", *QUIET)
+    flags: tuple[object, ...] = () if subcommand == "check" else ("--out", tmp_path / "out")
+    result = zorro(
+        subcommand, "--model", model, "--rollouts", rollouts, *flags, f"--temperature={value}", *QUIET
+    )
     result.refused("--temperature", value)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["logprobs", "train"])
+@pytest.mark.parametrize("subcommand", ["logprobs", "train"])
 def test_output_that_exists_is_refused_and_kept(
-    zorro: Callable[..., Any], model: Path, rollouts: Path, command: str, tmp_path: Path
+    zorro: Callable[..., Any], model: Path, rollouts: Path, subcommand: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     out.write_text("mine")
     flags = ("--model", model, "--rollouts", rollouts, "--out", out, *QUIET)
-    zorro(command, *flags).refused(str(out), "--force")
+    zorro(subcommand, *flags).refused(str(out), "--force")
     assert out.read_text() == "mine"
-    assert zorro(command, *flags, "--force").code == 0
-    assert out.is_dir() if command == "train" else out.read_text().startswith("{")
+    assert zorro(subcommand, *flags, "--force").code == 0
+    assert out.is_dir() if subcommand == "train" else out.read_text().startswith("{")
     assert list(tmp_path.iterdir()) == [out]
 
 
@@ -279,9 +298,9 @@ def test_other_output_that_exists_is_refused(
 ) -> None:
     kept = tmp_path / "kept.safetensors"
     kept.write_text("mine")
-    command = "train" if flag == "--save-gradients" else "logprobs"
+    subcommand = "train" if flag == "--save-gradients" else "logprobs"
     flags = ("--model", model, "--rollouts", rollouts, "--out", tmp_path / "out", flag, kept, *QUIET)
-    zorro(command, *flags).refused(str(kept))
+    zorro(subcommand, *flags).refused(str(kept))
     assert (list(tmp_path.iterdir()), kept.read_text()) == ([kept], "mine")
 
 
@@ -298,8 +317,8 @@ def test_a_row_over_the_cap_is_named(
 ) -> None:
     source = make.rollouts([GOOD, {**GOOD, "prompt_ids": [1] * 50, "id": "long one"}])
     flags = ("--model", model, "--rollouts", source, "--out", tmp_path / "out", "--max-tokens", 20, *QUIET)
-    for command in ("logprobs", "train"):
-        zorro(command, *flags).refused("52", "20")
+    for subcommand in ("logprobs", "train"):
+        zorro(subcommand, *flags).refused("52", "20")
     assert list(tmp_path.iterdir()) == [source]
 
 

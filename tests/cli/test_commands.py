@@ -31,11 +31,11 @@ def test_version_and_help(zorro: Callable[..., Any]) -> None:
     assert all(command in result.out for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_every_command_has_an_example(zorro: Callable[..., Any], command: str) -> None:
-    result = zorro(command, "--help")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_has_an_example(zorro: Callable[..., Any], name: str) -> None:
+    result = zorro(name, "--help")
     assert (result.code, result.err) == (0, "")
-    assert f"  zorro {command}" in result.out
+    assert f"  zorro {name}" in result.out
 
 
 def test_check_passes_and_prints_a_table(zorro: Callable[..., Any], model: Path, rollouts: Path) -> None:
@@ -89,9 +89,7 @@ def test_a_fault_needs_a_shared_prompt(zorro: Callable[..., Any], model: Path, r
     zorro("check", *flags, *QUIET).refused("--fault")
 
 
-def test_a_tolerance_that_nothing_meets_fails(
-    zorro: Callable[..., Any], model: Path, rollouts: Path
-) -> None:
+def test_a_tolerance_that_nothing_meets_fails(zorro: Callable[..., Any], model: Path, rollouts: Path) -> None:
     flags = ("--model", model, "--rollouts", rollouts, "--tolerance-scale", 1e-12)
     assert zorro("check", *flags, *QUIET).code == 1
 
@@ -175,7 +173,9 @@ def test_b24_a_line_s_own_temperature_wins(
     zorro: Callable[..., Any], model: Path, make: Any, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     own = [{**row, "temperature": 0.5} if index == 1 else row for index, row in enumerate(rows)]
-    mixed = scored(zorro, model, make.rollouts(own, "own.jsonl"), tmp_path / "mixed.jsonl", "--temperature", 2)
+    mixed = scored(
+        zorro, model, make.rollouts(own, "own.jsonl"), tmp_path / "mixed.jsonl", "--temperature", 2
+    )
     source = make.rollouts(rows)
     cold = scored(zorro, model, source, tmp_path / "cold.jsonl", "--temperature", 0.5)
     hot = scored(zorro, model, source, tmp_path / "hot.jsonl", "--temperature", 2)
@@ -328,13 +328,12 @@ def test_progress_is_plain_lines_on_stderr(
 
 
 def test_ctrl_c_leaves_nothing_behind(
-    model: Path, make: Any, make_rows: Callable[..., list[dict[str, Any]]], zorro: Callable[..., Any]
+    command: Path, model: Path, make: Any, make_rows: Callable[..., list[dict[str, Any]]]
 ) -> None:
     """A long run is stopped once it has begun to write its temporary file."""
     source = make.rollouts(make_rows(prompt_lengths=(400,) * 10, samples=40, response=20))
     folder = make.folder / "out"
     folder.mkdir()
-    command = zorro.__closure__[0].cell_contents  # type: ignore[attr-defined]
     arguments = ["--model", model, "--rollouts", source, "--out", folder / "out.jsonl", "--sharing", "none"]
     arguments += ["--threads", 1, "--max-tokens", 500, "--window", 1]
     process = subprocess.Popen(

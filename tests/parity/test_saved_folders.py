@@ -19,7 +19,7 @@ def train(zorro: Callable[..., str], folder: Path, rollouts: Path, out: Path, *f
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    return bool(a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b))
 
 
 def test_a_step_of_length_zero_saves_the_same_model(

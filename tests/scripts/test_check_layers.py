@@ -1,4 +1,4 @@
-"""The layer script must see what it is there to see."""
+"""The layer script must see what it is there to see, and nothing else."""
 
 import importlib.util
 from pathlib import Path
@@ -12,10 +12,17 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def check_layers() -> ModuleType:
     spec = importlib.util.spec_from_file_location("check_layers", ROOT / "scripts" / "check_layers.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def write(root: Path, file: str, line: str) -> None:
+    path = root / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'#include "zorro/core/error.h"\n{line}\n')
 
 
 def test_the_tree_keeps_its_layers(check_layers: ModuleType) -> None:
@@ -23,13 +30,45 @@ def test_the_tree_keeps_its_layers(check_layers: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ['#include "zorro/ops/forest_tensors.h"', '#include "models/decoder.h"', 'std::cout << "x";', 'getenv("HOME");'],
+    ("file", "line"),
+    [
+        ("src/forest/bad.cpp", '#include "zorro/ops/forest_tensors.h"'),
+        ("src/forest/bad.cpp", "#include <zorro/ops/forest_tensors.h>"),
+        ("include/zorro/plan/bad.h", '#include "zorro/io/rollouts.h"'),
+        ("src/train/bad.cpp", '#include "models/decoder.h"'),
+        ("include/zorro/ops/bad.h", '#include "ops/checks.h"'),
+        ("src/nn/bad.cpp", '#include "zorro/zorro.h"'),
+        ("src/plan/bad.h", "#include <ATen/core/Tensor.h>"),
+        ("apps/zorro/bad.cpp", '#include "forest/trie.h"'),
+        ("src/forest/bad.cpp", 'std::cout << "x";'),
+        ("src/ops/bad.cpp", 'std::fprintf(stderr, "x");'),
+        ("src/ops/bad.cpp", 'const char* home = std::getenv("HOME");'),
+        ("include/zorro/core/bad.h", "inline void stop() { std::exit(1); }"),
+    ],
 )
-def test_an_offence_is_named(check_layers: ModuleType, tmp_path: Path, line: str) -> None:
-    folder = tmp_path / "src" / "forest"
-    folder.mkdir(parents=True)
-    (folder / "bad.cpp").write_text(f'#include "zorro/core/error.h"\n{line}\n')
+def test_an_offence_is_named(check_layers: ModuleType, tmp_path: Path, file: str, line: str) -> None:
+    write(tmp_path, file, line)
     found = check_layers.offences(tmp_path)
     assert len(found) == 1
-    assert found[0].startswith("src/forest/bad.cpp:2:")
+    assert found[0].startswith(f"{file}:2:")
+
+
+def test_a_folder_outside_the_table_is_named(check_layers: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "src/helpers/bad.cpp", "")
+    assert check_layers.offences(tmp_path) == ["src/helpers/bad.cpp:1: the table of layers must list helpers"]
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("src/ops/good.cpp", "#include <ATen/core/Tensor.h>"),
+        ("src/ops/good.cpp", '#include "ops/checks.h"'),
+        ("src/train/good.cpp", '#include "zorro/models/causal_lm.h"'),
+        ("src/ops/good.cpp", 'std::snprintf(text, sizeof text, "x");  // not printf(): it prints nothing'),
+        ("apps/zorro/good.cpp", 'std::cout << "x";'),
+        ("apps/zorro/good.cpp", '#include "report.h"'),
+    ],
+)
+def test_what_is_allowed_is_not_named(check_layers: ModuleType, tmp_path: Path, file: str, line: str) -> None:
+    write(tmp_path, file, line)
+    assert check_layers.offences(tmp_path) == []

@@ -1,4 +1,5 @@
-// Scores the rollouts of a file with a Hugging Face folder and takes the gradients of their mean log-probability.
+// Scores the rollouts of a file with a Hugging Face folder and takes the gradients of their mean
+// log-probability.
 #include <zorro/zorro.h>
 
 #include <cstdio>
@@ -13,7 +14,8 @@ int main(int argc, char** argv) {
   const auto batch = zorro::Batch::from(zorro::PrefixForest::build(samples, {}));
   const zorro::LogprobResult scores = model->score(batch);
   scores.logprob.mean().backward();
-  std::printf("%lld of %lld tokens, mean logprob %.6f\n", static_cast<long long>(batch.forest.num_tokens()),
+  std::printf("%lld of %lld tokens, mean logprob %.6f\n",
+              static_cast<long long>(batch.forest.num_tokens()),
               static_cast<long long>(batch.forest.num_replicated_tokens()),
               scores.logprob.mean().item<double>());
   return 0;
