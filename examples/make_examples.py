@@ -51,10 +51,7 @@ def make_model(args: argparse.Namespace) -> None:
         return
     texts = text_pool(args.seed, args.pool)
     tokenizer = train_tokenizer(texts, args.vocab_size)
-    pool = {
-        name: [encode(tokenizer, prompt, solution) for prompt, solution in pairs]
-        for name, pairs in texts.items()
-    }
+    pool = {name: [encode(tokenizer, prompt, solution) for prompt, solution in pairs] for name, pairs in texts.items()}
     config = model_config(tokenizer.get_vocab_size(), special_id(tokenizer, END), special_id(tokenizer, PAD))
     options = TrainOptions(steps=args.steps, max_minutes=args.max_minutes, seed=args.seed)
     model, reference, report = train(config, pool, options)

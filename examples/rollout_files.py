@@ -112,9 +112,7 @@ def make_group(
     end_id = tokenizer.eos_token_id
     dataset = task.dataset(0)
     rollouts = []
-    for tokens, logprobs, truncated in sample_responses(
-        model, prompt_ids, num_samples, max_new_tokens, end_id, seed
-    ):
+    for tokens, logprobs, truncated in sample_responses(model, prompt_ids, num_samples, max_new_tokens, end_id, seed):
         text = tokenizer.decode(tokens, skip_special_tokens=True)
         reward = float(dataset.score_answer(read_answer(text), item))
         rollouts.append(Rollout(tokens, logprobs, truncated, reward))

@@ -104,9 +104,7 @@ def train_tokenizer(pool: dict[str, list[tuple[str, str]]], vocab_size: int) -> 
 
 def wrap_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """The tokenizer as transformers saves and loads it."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, model_max_length=4096
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, model_max_length=4096)
 
 
 def text_pool(seed: int, size: int) -> dict[str, list[tuple[str, str]]]:
@@ -222,9 +220,7 @@ def train(
     """
     torch.manual_seed(options.seed)
     model = Qwen3ForCausalLM(config)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     batches = Batches(pool, options)
     reference: Qwen3ForCausalLM | None = None
     losses: list[float] = []

@@ -124,9 +124,7 @@ class Maker:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def model(
-        self, weights: dict[str, torch.Tensor] | None = None, name: str = "model", **changes: Any
-    ) -> Path:
+    def model(self, weights: dict[str, torch.Tensor] | None = None, name: str = "model", **changes: Any) -> Path:
         path = self.folder / name
         path.mkdir()
         (path / "config.json").write_text(json.dumps(config(**changes)))

@@ -82,15 +82,11 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         (NORM,),
     ),
     "lying shape": (
-        lambda folder: edit_header(
-            folder / "model.safetensors", lambda header: header[NORM].update(shape=[31])
-        ),
+        lambda folder: edit_header(folder / "model.safetensors", lambda header: header[NORM].update(shape=[31])),
         (NORM,),
     ),
     "unknown dtype": (
-        lambda folder: edit_header(
-            folder / "model.safetensors", lambda header: header[NORM].update(dtype="F31")
-        ),
+        lambda folder: edit_header(folder / "model.safetensors", lambda header: header[NORM].update(dtype="F31")),
         ("F31",),
     ),
     "missing tensor": (lambda folder: drop_tensor(folder, NORM), (NORM,)),
@@ -102,9 +98,7 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "unknown family": (lambda folder: edit_config(folder, model_type="gpt9"), ("gpt9",)),
     "rope scaling": (
-        lambda folder: edit_config(
-            folder, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4}
-        ),
+        lambda folder: edit_config(folder, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4}),
         ("yarn",),
     ),
     "b27 vocabulary of the config differs": (
@@ -242,9 +236,7 @@ def test_an_empty_response_disturbs_no_other_row(
         assert zorro("logprobs", "--model", model, "--rollouts", source, "--out", out, *QUIET).code == 0
         written.append([json.loads(line) for line in out.read_text().splitlines()])
         assert zorro("check", "--model", model, "--rollouts", source, *QUIET).code == 0
-        assert (
-            zorro("train", "--model", model, "--rollouts", source, "--out", tmp_path / name, *QUIET).code == 0
-        )
+        assert zorro("train", "--model", model, "--rollouts", source, "--out", tmp_path / name, *QUIET).code == 0
     empty = written[0].pop(2)
     assert empty["logprobs"] == empty["entropy"] == []
     for row, expected in zip(written[0], written[1], strict=True):
@@ -254,9 +246,7 @@ def test_an_empty_response_disturbs_no_other_row(
     assert metrics[0]["grad_norm"] == pytest.approx(metrics[1]["grad_norm"], rel=1e-5)
 
 
-def test_only_empty_responses_are_legal(
-    zorro: Callable[..., Any], model: Path, make: Any, tmp_path: Path
-) -> None:
+def test_only_empty_responses_are_legal(zorro: Callable[..., Any], model: Path, make: Any, tmp_path: Path) -> None:
     source = make.rollouts([{**GOOD, "response_ids": []}] * 2)
     out = tmp_path / "out.jsonl"
     assert zorro("logprobs", "--model", model, "--rollouts", source, "--out", out, *QUIET).code == 0
@@ -271,9 +261,7 @@ def test_b24_a_temperature_must_be_above_zero(
     zorro: Callable[..., Any], model: Path, rollouts: Path, subcommand: str, value: str, tmp_path: Path
 ) -> None:
     flags: tuple[object, ...] = () if subcommand == "check" else ("--out", tmp_path / "out")
-    result = zorro(
-        subcommand, "--model", model, "--rollouts", rollouts, *flags, f"--temperature={value}", *QUIET
-    )
+    result = zorro(subcommand, "--model", model, "--rollouts", rollouts, *flags, f"--temperature={value}", *QUIET)
     result.refused("--temperature", value)
     assert list(tmp_path.iterdir()) == []
 
@@ -312,9 +300,7 @@ def test_output_into_a_missing_folder_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_row_over_the_cap_is_named(
-    zorro: Callable[..., Any], model: Path, make: Any, tmp_path: Path
-) -> None:
+def test_a_row_over_the_cap_is_named(zorro: Callable[..., Any], model: Path, make: Any, tmp_path: Path) -> None:
     source = make.rollouts([GOOD, {**GOOD, "prompt_ids": [1] * 50, "id": "long one"}])
     flags = ("--model", model, "--rollouts", source, "--out", tmp_path / "out", "--max-tokens", 20, *QUIET)
     for subcommand in ("logprobs", "train"):
@@ -330,9 +316,7 @@ def test_train_needs_advantages(zorro: Callable[..., Any], model: Path, make: An
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_duplicate_ids_cannot_name_logits(
-    zorro: Callable[..., Any], model: Path, make: Any, tmp_path: Path
-) -> None:
+def test_duplicate_ids_cannot_name_logits(zorro: Callable[..., Any], model: Path, make: Any, tmp_path: Path) -> None:
     source = make.rollouts([{**GOOD, "id": "same"}, {**GOOD, "id": "same"}])
     flags = ("--out", tmp_path / "out.jsonl", "--save-logits", tmp_path / "logits.safetensors", *QUIET)
     zorro("logprobs", "--model", model, "--rollouts", source, *flags).refused("same", "2")
@@ -359,9 +343,7 @@ def test_duplicate_ids_cannot_name_logits(
         (("train", "--model", "x", "--rollouts", "y", "--out", "z", "--betas", "0.9,1.5"), "--betas"),
     ],
 )
-def test_bad_usage_is_refused(
-    zorro: Callable[..., Any], arguments: tuple[str, ...], part: str, tmp_path: Path
-) -> None:
+def test_bad_usage_is_refused(zorro: Callable[..., Any], arguments: tuple[str, ...], part: str, tmp_path: Path) -> None:
     zorro(*arguments, cwd=tmp_path).refused(part)
     assert list(tmp_path.iterdir()) == []
 
@@ -378,9 +360,7 @@ def test_b42_tied_flag_and_files(
     if head == "absent":
         del weights["lm_head.weight"]
     folder, out = make.model(weights, tie_word_embeddings=flag), tmp_path / "out"
-    result = zorro(
-        "train", "--model", folder, "--rollouts", rollouts, "--out", out, "--lr", 0, "--threads", 1
-    )
+    result = zorro("train", "--model", folder, "--rollouts", rollouts, "--out", out, "--lr", 0, "--threads", 1)
     if head == "absent" and not flag:
         result.refused("lm_head.weight")
         return

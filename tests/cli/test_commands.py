@@ -58,9 +58,7 @@ def test_check_passes_and_prints_a_table(zorro: Callable[..., Any], model: Path,
         ("--loss", "grpo", "--seed", 9),
     ],
 )
-def test_check_passes_with(
-    zorro: Callable[..., Any], model: Path, rollouts: Path, flags: tuple[object, ...]
-) -> None:
+def test_check_passes_with(zorro: Callable[..., Any], model: Path, rollouts: Path, flags: tuple[object, ...]) -> None:
     result = zorro("check", "--model", model, "--rollouts", rollouts, "--json", *QUIET, *flags)
     assert result.code == 0, result
     (row,) = result.json["settings"]
@@ -122,9 +120,7 @@ def test_logprobs_keep_order_and_unknown_keys(
         assert all(value < 0 for value in after["old_logprobs"])
 
 
-def test_logprobs_read_and_write_gzip(
-    zorro: Callable[..., Any], model: Path, rollouts: Path, tmp_path: Path
-) -> None:
+def test_logprobs_read_and_write_gzip(zorro: Callable[..., Any], model: Path, rollouts: Path, tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl.gz"
     source.write_bytes(gzip.compress(rollouts.read_bytes()))
     assert zorro("logprobs", "--model", model, "--rollouts", source, "--out", out, *QUIET).code == 0
@@ -173,9 +169,7 @@ def test_b24_a_line_s_own_temperature_wins(
     zorro: Callable[..., Any], model: Path, make: Any, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     own = [{**row, "temperature": 0.5} if index == 1 else row for index, row in enumerate(rows)]
-    mixed = scored(
-        zorro, model, make.rollouts(own, "own.jsonl"), tmp_path / "mixed.jsonl", "--temperature", 2
-    )
+    mixed = scored(zorro, model, make.rollouts(own, "own.jsonl"), tmp_path / "mixed.jsonl", "--temperature", 2)
     source = make.rollouts(rows)
     cold = scored(zorro, model, source, tmp_path / "cold.jsonl", "--temperature", 0.5)
     hot = scored(zorro, model, source, tmp_path / "hot.jsonl", "--temperature", 2)
@@ -336,9 +330,7 @@ def test_ctrl_c_leaves_nothing_behind(
     folder.mkdir()
     arguments = ["--model", model, "--rollouts", source, "--out", folder / "out.jsonl", "--sharing", "none"]
     arguments += ["--threads", 1, "--max-tokens", 500, "--window", 1]
-    process = subprocess.Popen(
-        [str(command), "logprobs", *map(str, arguments)], stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([str(command), "logprobs", *map(str, arguments)], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not os.listdir(folder) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -13,9 +13,7 @@ BUILD = ROOT / "build" / "release"
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

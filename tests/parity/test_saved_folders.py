@@ -30,9 +30,7 @@ def test_a_step_of_length_zero_saves_the_same_model(
     before, after = load_file(tiny.folder / "model.safetensors"), load_file(out / "model.safetensors")
     assert before.keys() == after.keys()
     assert [name for name in before if not same_bits(before[name], after[name])] == []
-    assert json.loads((out / "config.json").read_text()) == json.loads(
-        (tiny.folder / "config.json").read_text()
-    )
+    assert json.loads((out / "config.json").read_text()) == json.loads((tiny.folder / "config.json").read_text())
     loaded = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
     for name, weight in tiny.model.named_parameters():
         assert same_bits(loaded.get_parameter(name).data, weight.data), name
@@ -73,9 +71,7 @@ def test_a_real_step_moves_every_weight_as_adamw_does(
         assert torch.allclose(after[name].double(), weight.data, rtol=1e-6, atol=1e-7), name
 
 
-def test_metrics_have_one_line_an_update(
-    zorro: Callable[..., str], tiny: Any, rollouts: Path, tmp_path: Path
-) -> None:
+def test_metrics_have_one_line_an_update(zorro: Callable[..., str], tiny: Any, rollouts: Path, tmp_path: Path) -> None:
     out = tmp_path / "trained"
     train(zorro, tiny.folder, rollouts, out, "--updates", 3, "--lr", 1e-5)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

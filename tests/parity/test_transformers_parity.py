@@ -72,9 +72,7 @@ def gradient_errors(found: dict[str, torch.Tensor], expected: dict[str, torch.Te
     return errors
 
 
-def score_file(
-    zorro: Callable[..., str], tiny: Any, rollouts: Path, folder: Path, *flags: object
-) -> tuple[Any, Any]:
+def score_file(zorro: Callable[..., str], tiny: Any, rollouts: Path, folder: Path, *flags: object) -> tuple[Any, Any]:
     """Runs `zorro logprobs`; the lines and the logits that it wrote."""
     out, logits = folder / "scored.jsonl", folder / "logits.safetensors"
     arguments = ["--model", tiny.folder, "--rollouts", rollouts, "--out", out, "--save-logits", logits]
@@ -104,9 +102,7 @@ def test_logprobs_and_entropy_match_row_by_row(
     flags = ("--dtype", reference.dtype, "--temperature", temperature)
     scored, _ = score_file(zorro, tiny, rollouts, tmp_path, *flags)
     tolerance = max(reference.values, 1e-6)  # the file holds float32
-    for line, row, expected in zip(
-        lines, scored, reference.score(lines, score_row, temperature), strict=True
-    ):
+    for line, row, expected in zip(lines, scored, reference.score(lines, score_row, temperature), strict=True):
         assert row["id"] == line.id
         assert relative_error(torch.tensor(row["logprobs"]), expected.logprob) < tolerance, line.id
         assert relative_error(torch.tensor(row["entropy"]), expected.entropy) < tolerance, line.id
@@ -119,8 +115,7 @@ def grpo_loss(reference: Reference, lines: list[Any], score_row: Callable[..., A
     for line in lines:
         scores = score_row(reference.model, line)
         old, ref, mask = (
-            torch.tensor(line.extra[key], dtype=total.dtype)
-            for key in ("old_logprobs", "ref_logprobs", "loss_mask")
+            torch.tensor(line.extra[key], dtype=total.dtype) for key in ("old_logprobs", "ref_logprobs", "loss_mask")
         )
         ratio = (scores.logprob - old).exp()
         advantage = line.extra["advantage"]
