@@ -64,8 +64,8 @@ void add_tile(const Tile& tile, const HeadGroups& groups, HeadStatistics& statis
   const TilePointers<T> source(tile);
   const T* inverse_temperature = groups.inverse_temperature.const_data_ptr<T>();
   T* maximum = statistics.maximum.mutable_data_ptr<T>();
-  double* exp_sum = statistics.exp_sum.mutable_data_ptr<double>();
-  double* weighted_sum = statistics.weighted_sum.mutable_data_ptr<double>();
+  auto* exp_sum = statistics.exp_sum.mutable_data_ptr<double>();
+  auto* weighted_sum = statistics.weighted_sum.mutable_data_ptr<double>();
   T* label_logit = statistics.label_logit.mutable_data_ptr<T>();
   const Isa level = isa();
   at::parallel_for(tile.row_begin, tile.row_begin + tile.rows, grain(source.columns),
