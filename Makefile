@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 build := build/release
 jobs = $(shell scripts/jobs.sh)
+# On a terminal ninja shows how far it is; elsewhere only what goes wrong.
+quiet := $(shell test -t 2 || echo --quiet)
 fuzz_targets := safetensors_header_fuzz model_config_fuzz rollout_line_fuzz
 fuzz_seconds ?= 30
 
@@ -18,7 +20,7 @@ $(build)/build.ninja: | setup
 	@cmake --preset release >/dev/null
 
 build: setup $(build)/build.ninja  ## configure and compile; the command is .venv/bin/zorro
-	@ninja -C $(build) -j $(jobs) --quiet
+	@ninja -C $(build) -j $(jobs) $(quiet)
 	@ln -sfn ../../$(build)/apps/zorro/zorro .venv/bin/zorro
 
 test: build  ## quick tests of C++ and Python
@@ -28,7 +30,7 @@ test-slow: build  ## the tests marked slow, and each fuzz target for 30 s
 	@scripts/run_tests.sh slow
 	@scripts/install-packages.sh scripts/debian-packages-fuzz.txt
 	@cmake --preset fuzz >/dev/null
-	@ninja -C build/fuzz -j $(jobs) --quiet $(fuzz_targets)
+	@ninja -C build/fuzz -j $(jobs) $(quiet) $(fuzz_targets)
 	@scripts/fuzz.sh $(fuzz_seconds) $(fuzz_targets)
 
 demo: build  ## the main job on the shipped example: exactness, then the update timed against its bound
@@ -36,22 +38,23 @@ demo: build  ## the main job on the shipped example: exactness, then the update 
 
 bench: build  ## micro benchmarks and the two arms of the default model
 	@cmake --preset bench >/dev/null
-	@ninja -C build/bench -j $(jobs) --quiet
+	@ninja -C build/bench -j $(jobs) $(quiet) zorro_micro
 	@build/bench/bench/micro/zorro_micro
 	@.venv/bin/zorro bench --prompt 1024 --response 128 --rollouts-per-prompt 8
 
-lint: build  ## formatting, clang-tidy, ruff, mypy, layer table
+lint: setup $(build)/build.ninja  ## formatting, clang-tidy, ruff, mypy, layer table
 	@scripts/install-packages.sh scripts/debian-packages-lint.txt
+	@ninja -C $(build) --quiet build.ninja
 	@scripts/lint.sh
 
 format: setup  ## apply clang-format and ruff
 	@scripts/install-packages.sh scripts/debian-packages-lint.txt
-	@git ls-files '*.h' '*.cpp' | xargs clang-format-19 -i
+	@scripts/sources.sh '*.h' '*.cpp' | xargs clang-format-19 -i
 	@.venv/bin/ruff format --quiet .
 
 asan: setup  ## quick C++ tests under the address and undefined-behaviour sanitizers
 	@cmake --preset asan >/dev/null
-	@ninja -C build/asan -j $(jobs) --quiet cpp_tests
+	@ninja -C build/asan -j $(jobs) $(quiet) cpp_tests
 	@ctest --test-dir build/asan -L quick --output-on-failure --parallel 2
 
 clean:  ## remove the build trees (not .venv)

@@ -1,22 +1,12 @@
 """The layer script must see what it is there to see, and nothing else."""
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from scripts import check_layers
+
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def check_layers() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_layers", ROOT / "scripts" / "check_layers.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def write(root: Path, file: str, line: str) -> None:
@@ -25,7 +15,7 @@ def write(root: Path, file: str, line: str) -> None:
     path.write_text(f'#include "zorro/core/error.h"\n{line}\n')
 
 
-def test_the_tree_keeps_its_layers(check_layers: ModuleType) -> None:
+def test_the_tree_keeps_its_layers() -> None:
     assert check_layers.offences(ROOT) == []
 
 
@@ -46,14 +36,14 @@ def test_the_tree_keeps_its_layers(check_layers: ModuleType) -> None:
         ("include/zorro/core/bad.h", "inline void stop() { std::exit(1); }"),
     ],
 )
-def test_an_offence_is_named(check_layers: ModuleType, tmp_path: Path, file: str, line: str) -> None:
+def test_an_offence_is_named(tmp_path: Path, file: str, line: str) -> None:
     write(tmp_path, file, line)
     found = check_layers.offences(tmp_path)
     assert len(found) == 1
     assert found[0].startswith(f"{file}:2:")
 
 
-def test_a_folder_outside_the_table_is_named(check_layers: ModuleType, tmp_path: Path) -> None:
+def test_a_folder_outside_the_table_is_named(tmp_path: Path) -> None:
     write(tmp_path, "src/helpers/bad.cpp", "")
     assert check_layers.offences(tmp_path) == ["src/helpers/bad.cpp:1: the table of layers must list helpers"]
 
@@ -69,6 +59,6 @@ def test_a_folder_outside_the_table_is_named(check_layers: ModuleType, tmp_path:
         ("apps/zorro/good.cpp", '#include "report.h"'),
     ],
 )
-def test_what_is_allowed_is_not_named(check_layers: ModuleType, tmp_path: Path, file: str, line: str) -> None:
+def test_what_is_allowed_is_not_named(tmp_path: Path, file: str, line: str) -> None:
     write(tmp_path, file, line)
     assert check_layers.offences(tmp_path) == []
