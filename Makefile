@@ -8,20 +8,22 @@ fuzz_targets := safetensors_header_fuzz model_config_fuzz rollout_line_fuzz
 fuzz_seconds ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-slow demo bench lint format asan clean
+.PHONY: help environment setup build test test-slow demo bench lint format asan clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup:  ## install missing Debian packages, make .venv with pinned requirements
+setup: build  ## everything from nothing: Debian packages, .venv with pinned requirements, the library, the command
+
+environment:
 	@scripts/setup.sh
 
-$(build)/build.ninja: | setup
+$(build)/build.ninja: | environment
 	@cmake --preset release >/dev/null
 
-build: setup $(build)/build.ninja  ## configure and compile; the command is .venv/bin/zorro
+build: environment $(build)/build.ninja  ## configure and compile; the command is .venv/bin/zorro
 	@ninja -C $(build) -j $(jobs) $(quiet)
-	@ln -sfn ../../$(build)/apps/zorro/zorro .venv/bin/zorro
+	@scripts/link_build.sh $(build)
 
 test: build  ## quick tests of C++ and Python
 	@scripts/run_tests.sh quick
@@ -42,17 +44,17 @@ bench: build  ## micro benchmarks and the two arms of the default model
 	@build/bench/bench/micro/zorro_micro
 	@.venv/bin/zorro bench --prompt 1024 --response 128 --rollouts-per-prompt 8
 
-lint: setup $(build)/build.ninja  ## formatting, clang-tidy, ruff, mypy, layer table
+lint: environment $(build)/build.ninja  ## formatting, clang-tidy, ruff, mypy, layer table
 	@scripts/install-packages.sh scripts/debian-packages-lint.txt
 	@ninja -C $(build) --quiet build.ninja
 	@scripts/lint.sh
 
-format: setup  ## apply clang-format and ruff
+format: environment  ## apply clang-format and ruff
 	@scripts/install-packages.sh scripts/debian-packages-lint.txt
 	@scripts/sources.sh '*.h' '*.cpp' | xargs clang-format-19 -i
 	@.venv/bin/ruff format --quiet .
 
-asan: setup  ## quick C++ tests under the address and undefined-behaviour sanitizers
+asan: environment  ## quick C++ tests under the address and undefined-behaviour sanitizers
 	@cmake --preset asan >/dev/null
 	@ninja -C build/asan -j $(jobs) $(quiet) cpp_tests
 	@ctest --test-dir build/asan -L quick --output-on-failure --parallel 2

@@ -1,5 +1,14 @@
 # Install tree: bin/zorro, lib/libzorro.so, include/zorro, lib/cmake/zorro. The consumer brings torch.
 include(CMakePackageConfigHelpers)
+if(SKBUILD)
+  # A wheel: the library and the command inside the package, torch a sibling of its root.
+  set(package arctic_platform/rl/zorro_train)
+  set_target_properties(zorro zorro_command PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../../../torch/lib")
+  install(TARGETS zorro LIBRARY DESTINATION ${package} COMPONENT python)
+  install(TARGETS zorro_command RUNTIME DESTINATION ${package} COMPONENT python)
+  return()
+endif()
+
 set_target_properties(zorro PROPERTIES INSTALL_RPATH "$ORIGIN;${torch_root}/lib")
 set_target_properties(zorro_command PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${torch_root}/lib")
 set_target_properties(zorro_torch PROPERTIES EXPORT_NAME torch)

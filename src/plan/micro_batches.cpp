@@ -135,23 +135,33 @@ void cut_until(std::span<const PlanSample> samples, std::vector<Item>& items, si
   }
 }
 
-std::vector<Members> exact_parts(std::span<const PlanSample> samples, std::vector<Item> items,
-                                 const MicroBatchOptions& options) {
-  cut_until(samples, items, static_cast<size_t>(options.num_parts));
+/// Longest item first, each to the lightest part; empty when that exceeds the cap.
+std::vector<Members> balanced_parts(std::vector<Item> items, const MicroBatchOptions& options) {
   std::stable_sort(items.begin(), items.end(),
                    [](const Item& a, const Item& b) { return a.tokens > b.tokens; });
   std::vector<Members> parts(static_cast<size_t>(options.num_parts));
   std::vector<int64_t> used(parts.size(), 0);
-  for (const Item& item : items) {  // longest first, each to the lightest part
+  for (const Item& item : items) {
     const auto part =
         static_cast<size_t>(std::min_element(used.begin(), used.end()) - used.begin());
     append(parts[part], item.members);
     used[part] += item.tokens;
-    ZORRO_CHECK(options.max_tokens == 0 || used[part] <= options.max_tokens,
-                "[plan] num_parts must leave every part within ", options.max_tokens,
-                " tokens, got ", used[part], " in one of ", options.num_parts,
-                " parts. Ask for more parts or raise max_tokens.");
+    if (options.max_tokens > 0 && used[part] > options.max_tokens) return {};
   }
+  return parts;
+}
+
+std::vector<Members> exact_parts(std::span<const PlanSample> samples, std::vector<Item> items,
+                                 const MicroBatchOptions& options) {
+  cut_until(samples, items, static_cast<size_t>(options.num_parts));
+  std::vector<Members> parts = balanced_parts(items, options);
+  if (!parts.empty()) return parts;
+  parts = fewest_parts(items, options.max_tokens);
+  ZORRO_CHECK(parts.size() <= static_cast<size_t>(options.num_parts),
+              "[plan] num_parts must leave every part within ", options.max_tokens, " tokens, got ",
+              options.num_parts, " where ", parts.size(),
+              " are needed. Ask for more parts or raise max_tokens.");
+  parts.resize(static_cast<size_t>(options.num_parts));
   return parts;
 }
 

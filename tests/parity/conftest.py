@@ -46,43 +46,6 @@ def zorro() -> Callable[..., str]:
     return run
 
 
-class _DoubleTorch:
-    """The torch that a modeling module sees: its float32 is float64."""
-
-    def __getattr__(self, name: str) -> Any:
-        return torch.float64 if name == "float32" else getattr(torch, name)
-
-
-class TrueFloat64:
-    """Lifts the float32 casts inside a transformers modeling module while active.
-
-    Norms, softmax and RoPE of transformers compute in float32 even in a float64 model. Only the
-    module given is changed, and `Tensor.float` for as long as the block lasts.
-    """
-
-    @contextlib.contextmanager
-    def __call__(self, module: Any, model: Qwen3ForCausalLM) -> Iterator[None]:
-        rotary = model.model.rotary_emb
-        inverse = rotary.inv_freq
-        theta = model.config.rope_parameters["rope_theta"]
-        head_dim = model.config.head_dim
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "torch", _DoubleTorch())
-            patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-            exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-            rotary.inv_freq = theta**-exponents
-            try:
-                yield
-            finally:
-                rotary.inv_freq = inverse
-
-
-@pytest.fixture
-def true_float64() -> TrueFloat64:
-    """A context manager: `with true_float64(modeling_module, model): ...`."""
-    return TrueFloat64()
-
-
 def build_model(seed: int, **settings: Any) -> Qwen3ForCausalLM:
     """A tiny model with weights wide enough that logits are not flat (bugs hide in flat ones)."""
     torch.manual_seed(seed)

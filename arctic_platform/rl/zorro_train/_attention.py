@@ -1,0 +1,86 @@
+"""Forest attention behind transformers' attention interface.
+
+For every implementation that a model may use there is one of ours, `zorro_<name>`: on a call that carries a forest it
+runs `torch.ops.zorro.forest_attention`, on any other it is the implementation named.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from arctic_platform.rl.zorro_train._forest import Forest
+from arctic_platform.rl.zorro_train._native import ops
+
+PREFIX = "zorro_"
+
+
+def layer_arguments(forest: Forest, path: str, split: bool) -> dict[str, Any]:
+    """The keyword arguments that carry a forest through the model to `forest_attention`.
+
+    With `split` the queries see their own path in the packed order. Without, every row is laid out whole and the
+    result is folded back: a test aid that costs the naive batch's attention.
+    """
+    if split:
+        return {"zorro_path": path, "zorro_structure": (forest.visible_until, forest.nodes)}
+    until, nodes = ops.replicated_structure(forest.lengths)
+    copies = (forest.replicated, forest.first_copy)
+    until = until.to(forest.replicated.device)
+    return {"zorro_path": path, "zorro_structure": (until, nodes), "zorro_copies": copies}
+
+
+@dataclass(frozen=True)
+class ForestAttention:
+    """The attention function registered as `zorro_<original>`."""
+
+    original: str
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """query `[1, Hq, T, D]`, key and value `[1, Hkv, T, D]` -> (`[1, T, Hq, D]`, None)."""
+        structure = kwargs.get("zorro_structure")
+        if structure is None:
+            result: tuple[torch.Tensor, torch.Tensor | None] = self._original(module)(
+                module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+            )
+            return result
+        until, nodes = structure
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
+        copies = kwargs.get("zorro_copies")
+        if copies is not None:
+            q, k, v = (x.index_select(0, copies[0]) for x in (q, k, v))
+        scale = query.size(-1) ** -0.5 if scaling is None else scaling
+        out, _ = ops.forest_attention(q, k, v, until, nodes.cpu(), scale, 0, kwargs["zorro_path"])
+        if copies is not None:
+            out = out.index_select(0, copies[1])
+        return out.unsqueeze(0), None
+
+    def _original(self, module: torch.nn.Module) -> Callable[..., Any]:
+        if self.original == "eager":  # transformers keeps it beside each family
+            eager: Callable[..., Any] = sys.modules[type(module).__module__].eager_attention_forward
+            return eager
+        function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[self.original]
+        return function
+
+
+def register(original: str) -> str:
+    """Registers our attention over `original` and returns its name. The masks are those of the original."""
+    name = PREFIX + original
+    if name not in ALL_ATTENTION_FUNCTIONS.valid_keys():
+        AttentionInterface.register(name, ForestAttention(original))
+        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[original])
+    return name
