@@ -1,16 +1,16 @@
 # Install tree: bin/zorro, lib/libzorro.so, include/zorro, lib/cmake/zorro. The consumer brings torch.
 include(CMakePackageConfigHelpers)
-if(SKBUILD)
-  # A wheel: the library and the command inside the package, torch a sibling of its root.
-  set(package arctic_platform/rl/zorro_train)
+if(SKBUILD AND NOT SKBUILD_STATE STREQUAL "editable")
+  # In a wheel the library and the command lie in the package, and torch is a sibling of the package's root.
   set_target_properties(zorro zorro_command PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../../../torch/lib")
-  install(TARGETS zorro LIBRARY DESTINATION ${package} COMPONENT python)
-  install(TARGETS zorro_command RUNTIME DESTINATION ${package} COMPONENT python)
-  return()
+else()
+  set_target_properties(zorro PROPERTIES INSTALL_RPATH "$ORIGIN;${torch_root}/lib")
+  set_target_properties(zorro_command PROPERTIES
+    INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${torch_root}/lib")
 endif()
-
-set_target_properties(zorro PROPERTIES INSTALL_RPATH "$ORIGIN;${torch_root}/lib")
-set_target_properties(zorro_command PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${torch_root}/lib")
+set(package arctic_platform/rl/zorro_train)
+install(TARGETS zorro LIBRARY DESTINATION ${package} COMPONENT python EXCLUDE_FROM_ALL)
+install(TARGETS zorro_command RUNTIME DESTINATION ${package} COMPONENT python EXCLUDE_FROM_ALL)
 set_target_properties(zorro_torch PROPERTIES EXPORT_NAME torch)
 install(TARGETS zorro zorro_torch EXPORT zorroTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS zorro_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

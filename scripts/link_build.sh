@@ -9,4 +9,8 @@ printf '#!/bin/sh\nexec "%s" "$@"\n' "$PWD/$build/apps/zorro/zorro" > .venv/bin/
 chmod +x .venv/bin/zorro.new
 mv -f .venv/bin/zorro.new .venv/bin/zorro
 for site in .venv/lib/python3*/site-packages; do echo "$PWD" > "$site/zorro-source.pth"; done
+# An editable install has its own copy, which would go stale.
+for copy in .venv/lib/python3*/site-packages/arctic_platform/rl/zorro_train/libzorro.so; do
+  if [[ -e $copy ]]; then ln -sfn "$PWD/$build/libzorro.so" "$copy"; fi
+done
 ln -sfn "../../../$build/libzorro.so" arctic_platform/rl/zorro_train/libzorro.so

@@ -29,7 +29,8 @@ class TrueFloat64:
     def __call__(self, module: Any, model: Qwen3ForCausalLM) -> Iterator[None]:
         rotary = model.model.rotary_emb
         inverse = rotary.inv_freq
-        theta = model.config.rope_parameters["rope_theta"]
+        rope = getattr(model.config, "rope_parameters", None)  # transformers 5
+        theta = rope["rope_theta"] if rope else model.config.rope_theta
         head_dim = model.config.head_dim
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "torch", _DoubleTorch())

@@ -22,7 +22,8 @@ using OptionalTensor = std::optional<at::Tensor>;
 Sharing parse_sharing(std::string_view name) {
   if (name == "none") return Sharing::kNone;
   if (name == "prompts") return Sharing::kPrompts;
-  ZORRO_CHECK(name == "prefixes", "[zorro] sharing must be none, prompts or prefixes, got ", name, ".");
+  ZORRO_CHECK(name == "prefixes", "[zorro] sharing must be none, prompts or prefixes, got ", name,
+              ".");
   return Sharing::kPrefixes;
 }
 
@@ -33,8 +34,7 @@ std::vector<at::Tensor> build_forest(const at::Tensor& input_ids,
                                      const OptionalTensor& attention_mask,
                                      const OptionalTensor& position_ids, int64_t response_length,
                                      c10::string_view sharing, int64_t min_shared_tokens) {
-  const PaddedInput input =
-      padded_input(input_ids, attention_mask, position_ids, response_length);
+  const PaddedInput input = padded_input(input_ids, attention_mask, position_ids, response_length);
   const PaddedSamples padded = samples_from_padded(input.batch);
   ForestOptions options;
   options.sharing = parse_sharing(sharing);
@@ -43,10 +43,21 @@ std::vector<at::Tensor> build_forest(const at::Tensor& input_ids,
   const PrefixForest forest = PrefixForest::build(padded.samples, options);
   const at::Device device = input_ids.device();
   ForestTensors t = to_tensors(forest, device);
-  return {t.token_ids,      t.positions,  t.previous, t.visible_until,
-          t.multiplicity,   t.nodes,      t.scored,   t.scored_offsets,
-          t.predictors,     t.row,        t.label,    t.replicated,
-          t.first_copy,     to_tensor(padded.cells).to(device), to_tensor(forest.sample_lengths)};
+  return {t.token_ids,
+          t.positions,
+          t.previous,
+          t.visible_until,
+          t.multiplicity,
+          t.nodes,
+          t.scored,
+          t.scored_offsets,
+          t.predictors,
+          t.row,
+          t.label,
+          t.replicated,
+          t.first_copy,
+          to_tensor(padded.cells).to(device),
+          to_tensor(forest.sample_lengths)};
 }
 
 /// A forest of the prompts alone. `content` keeps prompts of different groups apart.
@@ -62,8 +73,7 @@ PrefixForest prompt_forest(std::vector<Sample> samples) {
 /// [B] the number of each row's prompt, in first-seen order.
 at::Tensor prompt_groups(const at::Tensor& input_ids, const OptionalTensor& attention_mask,
                          int64_t response_length) {
-  const PaddedInput input =
-      padded_input(input_ids, attention_mask, std::nullopt, response_length);
+  const PaddedInput input = padded_input(input_ids, attention_mask, std::nullopt, response_length);
   const PaddedSamples padded = samples_from_padded(input.batch);
   const PrefixForest forest = prompt_forest(padded.samples);
   std::vector<int64_t> number(forest.token_ids.size(), -1), numbers;
@@ -97,12 +107,14 @@ GroupedSamples in_group_order(const PaddedSamples& padded, at::IntArrayRef rows,
       seen[static_cast<size_t>(rows[at])] = true;
       Sample sample = padded.samples[static_cast<size_t>(rows[at])];
       sample.prompt_length = sample.scored_begin;
-      sample.scored_begin = static_cast<int64_t>(sample.token_ids.size());  // a rearrangement scores nothing
+      sample.scored_begin =
+          static_cast<int64_t>(sample.token_ids.size());  // a rearrangement scores nothing
       grouped.content.emplace_back(sample.token_ids.size(), group);
       grouped.samples.push_back(sample);
     }
-  ZORRO_CHECK(at == num_rows && rows.size() == num_rows, "[zorro] prompt_groups must hold every row of the ",
-              num_rows, " exactly once, got ", rows.size(), ". Use the groups of find_prompt_groups.");
+  ZORRO_CHECK(at == num_rows && rows.size() == num_rows,
+              "[zorro] prompt_groups must hold every row of the ", num_rows, " exactly once, got ",
+              rows.size(), ". Use the groups of find_prompt_groups.");
   for (size_t i = 0; i < grouped.samples.size(); ++i)
     grouped.samples[i].content = grouped.content[i];
   return grouped;
@@ -117,10 +129,12 @@ void check_groups(const std::vector<Sample>& samples, at::IntArrayRef rows, at::
         return samples[at].token_ids.first(static_cast<size_t>(samples[at].prompt_length));
       };
       const auto a = prompt(first), b = prompt(i);
-      ZORRO_CHECK(std::equal(a.begin(), a.end(), b.begin(), b.end()), "[zorro] prompt_groups must join rows of equal prompt tokens, got rows ",
-                  rows[first], " and ", rows[i],
-                  " in one group. Give find_prompt_groups the attention_mask when use_unpad is set, "
-                  "and none when pads are kept.");
+      ZORRO_CHECK(
+          std::equal(a.begin(), a.end(), b.begin(), b.end()),
+          "[zorro] prompt_groups must join rows of equal prompt tokens, got rows ", rows[first],
+          " and ", rows[i],
+          " in one group. Give find_prompt_groups the attention_mask when use_unpad is set, "
+          "and none when pads are kept.");
     }
     first += static_cast<size_t>(size);
   }
@@ -137,8 +151,7 @@ void check_groups(const std::vector<Sample>& samples, at::IntArrayRef rows, at::
 std::vector<at::Tensor> pack_groups(const at::Tensor& input_ids,
                                     const OptionalTensor& attention_mask, int64_t response_length,
                                     at::IntArrayRef rows, at::IntArrayRef sizes) {
-  const PaddedInput input =
-      padded_input(input_ids, attention_mask, std::nullopt, response_length);
+  const PaddedInput input = padded_input(input_ids, attention_mask, std::nullopt, response_length);
   const PaddedSamples padded = samples_from_padded(input.batch);
   const GroupedSamples grouped = in_group_order(padded, rows, sizes);
   check_groups(grouped.samples, rows, sizes);
@@ -177,8 +190,8 @@ std::vector<at::Tensor> pack_groups(const at::Tensor& input_ids,
       }
       replicated.push_back(packed);
     }
-  return {to_tensor(packed_cells), to_tensor(replicated), to_tensor(first_copy),
-          to_tensor(response),     to_tensor(predictor),  to_tensor(cu_prompt),
+  return {to_tensor(packed_cells), to_tensor(replicated),  to_tensor(first_copy),
+          to_tensor(response),     to_tensor(predictor),   to_tensor(cu_prompt),
           to_tensor(cu_response),  to_tensor(padded.cells)};
 }
 

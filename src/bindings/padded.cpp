@@ -39,8 +39,9 @@ at::Tensor checked_mask(const at::Tensor& mask, const at::Tensor& input_ids) {
               input_ids.sizes(), " as input_ids, got shape ", mask.sizes(),
               ". A 4-D mask cannot be shared: pass the padding mask.");
   at::Tensor host = to_host(mask);
-  ZORRO_CHECK(!at::isFloatingType(mask.scalar_type()) || at::equal(host.to(mask.scalar_type()), mask.cpu()),
-              "[zorro] attention_mask must hold 0 and 1, got a fraction. Pass the padding mask.");
+  ZORRO_CHECK(
+      !at::isFloatingType(mask.scalar_type()) || at::equal(host.to(mask.scalar_type()), mask.cpu()),
+      "[zorro] attention_mask must hold 0 and 1, got a fraction. Pass the padding mask.");
   const auto values = view(host);
   for (size_t cell = 0; cell < values.size(); ++cell)
     ZORRO_CHECK(values[cell] == 0 || values[cell] == 1,

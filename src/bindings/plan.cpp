@@ -1,5 +1,3 @@
-#include "zorro/plan/micro_batches.h"
-
 #include <ATen/ops/full.h>
 #include <torch/library.h>
 
@@ -12,6 +10,7 @@
 #include "zorro/core/error.h"
 #include "zorro/forest/prefix_forest.h"
 #include "zorro/plan/cost.h"
+#include "zorro/plan/micro_batches.h"
 
 namespace zorro::bindings {
 namespace {
@@ -46,10 +45,11 @@ std::tuple<at::Tensor, int64_t> plan(const at::Tensor& group, const at::Tensor& 
 std::tuple<double, double> speedup(const at::Tensor& input_ids,
                                    const std::optional<at::Tensor>& attention_mask,
                                    int64_t response_length, at::IntArrayRef sizes) {
-  ZORRO_CHECK(sizes.size() == 7, "[plan] sizes must be hidden, layers, query heads, kv heads, "
-              "head_dim, intermediate and vocabulary, got ", sizes.size(), " values.");
-  const PaddedInput input =
-      padded_input(input_ids, attention_mask, std::nullopt, response_length);
+  ZORRO_CHECK(sizes.size() == 7,
+              "[plan] sizes must be hidden, layers, query heads, kv heads, "
+              "head_dim, intermediate and vocabulary, got ",
+              sizes.size(), " values.");
+  const PaddedInput input = padded_input(input_ids, attention_mask, std::nullopt, response_length);
   const PaddedSamples padded = samples_from_padded(input.batch);
   const PrefixForest forest = PrefixForest::build(padded.samples, {});
   const DenseSizes dense{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6]};

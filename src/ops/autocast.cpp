@@ -4,8 +4,8 @@
 
 #include <tuple>
 
-// Under torch.autocast the ops take their arguments in the autocast dtype, as scaled_dot_product_attention
-// and linear do; float64 stays float64.
+// Under torch.autocast the ops take their arguments in the autocast dtype, as
+// scaled_dot_product_attention and linear do; float64 stays float64.
 namespace zorro {
 namespace {
 
@@ -21,12 +21,12 @@ template <at::DeviceType device, c10::DispatchKey key>
 Attention attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const at::Tensor& visible_until, const at::Tensor& nodes, double scale,
                     int64_t q_begin, c10::string_view path) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("zorro::forest_attention", "")
-                             .typed<Attention(const at::Tensor&, const at::Tensor&,
-                                              const at::Tensor&, const at::Tensor&,
-                                              const at::Tensor&, double, int64_t,
-                                              c10::string_view)>();
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("zorro::forest_attention", "")
+          .typed<Attention(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                           const at::Tensor&, const at::Tensor&, double, int64_t,
+                           c10::string_view)>();
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(key);
   return op.call(cast<device>(q), cast<device>(k), cast<device>(v), visible_until, nodes, scale,
                  q_begin, path);

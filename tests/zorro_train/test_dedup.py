@@ -57,7 +57,8 @@ def pack(
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     assert a.dtype == b.dtype
-    return a.shape == b.shape and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    bits = [x.contiguous().view(torch.uint8) for x in (a, b)]
+    return a.shape == b.shape and bool((bits[0] == bits[1]).all())
 
 
 def valid_rows(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -75,9 +76,7 @@ def test_reconstruct_gives_the_batch_back(use_unpad: bool, seed: int, rows: int,
     mask = batch["attention_mask"]
     expected = table[batch["input_ids"]]
     assert same_bits(full, valid_rows(expected, mask) if use_unpad else expected)
-    assert same_bits(
-        positions, valid_rows(batch["position_ids"], mask) if use_unpad else batch["position_ids"]
-    )
+    assert same_bits(positions, valid_rows(batch["position_ids"], mask) if use_unpad else batch["position_ids"])
     # The left inverse, on values that nothing else has.
     hidden = torch.randn(1, ids.size(1), 2, 3)
     again = ZoRRoTrain.deduplicate_sequences(ZoRRoTrain.reconstruct_sequences(hidden, info), info)
@@ -137,7 +136,9 @@ def test_gradients_of_copies_are_summed(use_unpad: bool) -> None:
     full = ZoRRoTrain.reconstruct_sequences(hidden, info)
     weight = torch.randn_like(full)
     (full * weight).sum().backward()
-    expected = torch.zeros_like(hidden[0]).index_add(0, info["replicated_to_packed"], weight.flatten(0, 1) if not use_unpad else weight[0])
+    expected = torch.zeros_like(hidden[0]).index_add(
+        0, info["replicated_to_packed"], weight.flatten(0, 1) if not use_unpad else weight[0]
+    )
     assert hidden.grad is not None
     torch.testing.assert_close(hidden.grad[0], expected.detach(), rtol=1e-14, atol=1e-14)
 
@@ -232,7 +233,7 @@ def extract(packed: torch.Tensor, offset: int) -> torch.Tensor:
     return ZoRRoTrain.extract_unpadded_responses_from_deduped_packed_ids(packed, INFO, offset)
 
 
-INFO = create([[0], [1]])[2]
+INFO: ReconstructionInfo = create([[0], [1]])[2]
 
 
 @pytest.mark.parametrize(("call", "message"), BAD)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from arctic_platform.rl.zorro_train._forest import Forest
 from arctic_platform.rl.zorro_train.tests import baseline_scores, compare_gradients, gradients
 
 MODELS = ("tiny-random-Qwen3", "tiny-random-Qwen3-tied")
@@ -113,9 +114,7 @@ def test_a_planted_fault_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The comparison above would catch a wrong label, a leaking mask and a shifted position."""
-    from arctic_platform.rl.zorro_train import qwen_model_patcher
-
-    build = qwen_model_patcher.Forest.build
+    build = Forest.build
 
     def faulty(*arguments: Any) -> Any:
         forest = build(*arguments)
@@ -132,5 +131,5 @@ def test_a_planted_fault_is_seen(
         logprobs, _ = baseline_scores(model, batch)
         patch(model, batch["response_length"])
         torch.testing.assert_close(score(model, batch).logprobs, logprobs, rtol=1e-5, atol=1e-5)
-        monkeypatch.setattr(qwen_model_patcher.Forest, "build", faulty)
+        monkeypatch.setattr(Forest, "build", faulty)
         assert (score(model, batch).logprobs - logprobs).abs().max() > 1e-3

@@ -86,7 +86,7 @@ def test_autocast(load: Callable[..., Any], patch: Patch, score: Score, make_bat
     ours = gradients(model)
 
     def error(found: dict[str, torch.Tensor]) -> float:
-        return sum((found[name] - exact[name]).square().sum().item() for name in exact) ** 0.5
+        return float(sum((found[name] - exact[name]).square().sum().item() for name in exact) ** 0.5)
 
     assert 0 < (scores.logprobs - truth).norm() <= 1.25 * (naive[0] - truth).norm()
     assert 0 < error(ours) <= 1.25 * error(rough)
@@ -100,15 +100,18 @@ def test_autocast_leaves_float64_alone(
     with torch.no_grad():
         plain = score(model, batch).logprobs
         with torch.autocast("cpu", torch.bfloat16):
-            assert torch.ops.zorro.linear_logprob(
-                torch.zeros(1, 2, dtype=torch.float64),
-                torch.zeros(3, 2, dtype=torch.float64),
-                torch.zeros(1, dtype=torch.long),
-                torch.zeros(1, dtype=torch.long),
-                torch.ones(()),
-                "none",
-                1,
-            )[0].dtype == torch.float64
+            assert (
+                torch.ops.zorro.linear_logprob(
+                    torch.zeros(1, 2, dtype=torch.float64),
+                    torch.zeros(3, 2, dtype=torch.float64),
+                    torch.zeros(1, dtype=torch.long),
+                    torch.zeros(1, dtype=torch.long),
+                    torch.ones(()),
+                    "none",
+                    1,
+                )[0].dtype
+                == torch.float64
+            )
     assert plain.dtype == torch.float64
 
 
@@ -215,14 +218,18 @@ def test_compiled(load: Callable[..., Any], patch: Patch, score: Score, make_bat
 
 
 @pytest.mark.parametrize("settings", [{}, SDPA], ids=["eager", "sdpa"])
-def test_other_calls_go_to_the_original(load: Callable[..., Any], patch: Patch, make_batch: MakeBatch, settings: Any) -> None:
+def test_other_calls_go_to_the_original(
+    load: Callable[..., Any], patch: Patch, make_batch: MakeBatch, settings: Any
+) -> None:
     model, batch = load(**settings), make_batch()
     ids, mask = batch["input_ids"], batch["attention_mask"]
     calls: dict[str, Callable[[], Any]] = {
         "plain": lambda: model(ids, attention_mask=mask).logits,
         "positional": lambda: model(ids, mask).logits,
         "labels": lambda: model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss,
-        "embeds": lambda: model(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask, use_cache=False).logits,
+        "embeds": lambda: (
+            model(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask, use_cache=False).logits
+        ),
         "cache": lambda: model(ids, past_key_values=model(ids).past_key_values).logits,
         "generate": lambda: model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False),
         "generate without cache": lambda: model.generate(
@@ -238,7 +245,7 @@ def test_other_calls_go_to_the_original(load: Callable[..., Any], patch: Patch, 
 
 def everything(model: nn.Module) -> dict[str, Any]:
     """Every attribute of every module, by identity of what it holds."""
-    found = {}
+    found: dict[str, Any] = {}
     for path, module in model.named_modules():
         found |= {f"{path}.{name}": (type(value), id(value)) for name, value in vars(module).items()}
         found[f"{path}:class"] = (type(module), id(type(module)))
@@ -246,7 +253,9 @@ def everything(model: nn.Module) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("settings", [{}, SDPA], ids=["eager", "sdpa"])
-def test_unpatch_leaves_no_trace(load: Callable[..., Any], patch: Patch, score: Score, make_batch: MakeBatch, settings: Any) -> None:
+def test_unpatch_leaves_no_trace(
+    load: Callable[..., Any], patch: Patch, score: Score, make_batch: MakeBatch, settings: Any
+) -> None:
     model, batch = load(**settings), make_batch()
     before, config = everything(model), model.config.to_dict()
     attention = model.config._attn_implementation
@@ -334,7 +343,9 @@ def test_saving_gives_a_normal_folder(
     AutoModelForCausalLM.from_pretrained(tmp_path / "patched")
 
 
-def step_losses(model: Any, batch: dict[str, Any], score: Score | None, steps: int, accelerator: Any = None) -> list[float]:
+def step_losses(
+    model: Any, batch: dict[str, Any], score: Score | None, steps: int, accelerator: Any = None
+) -> list[float]:
     """A trainer's loop: AdamW on the mean log-probability weighted by fixed advantages."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     if accelerator is not None:
@@ -385,9 +396,7 @@ def test_twenty_steps_follow_the_unpatched_curve(
     )
 
 
-def test_data_parallel_wrapper(
-    model: Any, patch: Patch, score: Score, make_batch: MakeBatch, tmp_path: Path
-) -> None:
+def test_data_parallel_wrapper(model: Any, patch: Patch, score: Score, make_batch: MakeBatch, tmp_path: Path) -> None:
     """DDP over one gloo process; mode memory with a process group."""
     batch = make_batch()
     expected = expected_gradients(model, batch)
@@ -462,9 +471,7 @@ def test_the_local_patch_shares_nothing(model: Any, patch: Patch, score: Score, 
     assert tokens[1] < tokens[0]
 
 
-def test_mask_of_the_original_attention_is_kept(
-    load: Callable[..., Any], patch: Patch, make_batch: MakeBatch
-) -> None:
+def test_mask_of_the_original_attention_is_kept(load: Callable[..., Any], patch: Patch, make_batch: MakeBatch) -> None:
     """A patched model's ordinary calls still see their padding masks."""
     model, batch = load(**SDPA), make_batch()
     ids, mask = batch["input_ids"], batch["attention_mask"]

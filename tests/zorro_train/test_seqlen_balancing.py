@@ -159,8 +159,9 @@ def test_empty_micro_batches_carry_every_key() -> None:
     "argument", ["max_token_len", "num_batches_divided_by", "min_num_micro_batch", "max_group_length_threshold"]
 )
 def test_an_argument_below_one_is_refused(argument: str) -> None:
+    settings: dict[str, Any] = {"max_token_len": 100, argument: 0}
     with pytest.raises(ValueError, match=rf"\[zorro\] {argument} must be >= 1, got 0"):
-        rearrange_micro_batches_with_dedup(batch_of(2, 1), R, **{"max_token_len": 100, argument: 0})
+        rearrange_micro_batches_with_dedup(batch_of(2, 1), R, **settings)
 
 
 def test_ranks_get_equal_counts(monkeypatch: pytest.MonkeyPatch) -> None:

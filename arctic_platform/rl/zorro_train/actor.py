@@ -244,7 +244,9 @@ class DeduplicatedActor:
                 continue
             valid = part["attention_mask"][:, part["input_ids"].size(1) - width :].bool()
             logprobs = self._score(part, calculate_entropy=False).logprobs
-            fields = [part[name][valid] if name in part else None for name in (*TRAINING_FIELDS, "ref_log_prob")]
+            fields: list[Any] = [
+                part[name][valid] if name in part else None for name in (*TRAINING_FIELDS, "ref_log_prob")
+            ]
             loss, metrics = packed_ppo_policy_loss(logprobs, *fields)
             share = places.numel() / tokens
             (loss * (share / gradient_accumulation)).backward()

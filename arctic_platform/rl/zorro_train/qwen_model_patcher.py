@@ -288,7 +288,9 @@ class Installed:
         for name in REFUSED_ARGUMENTS:
             value = given.pop(name, None)
             wanted = value is not None and (not isinstance(value, bool | int) or bool(value))
-            _refuse(wanted, f"{name} has no meaning in a call that returns log-probabilities. Leave it out, or unpatch.")
+            _refuse(
+                wanted, f"{name} has no meaning in a call that returns log-probabilities. Leave it out, or unpatch."
+            )
         pixels = [name for name in given if "pixel" in name or "image" in name or "video" in name]
         _refuse(bool(pixels), f"input must be text, got {', '.join(pixels)}. Images are not supported.")
         dropout = _active_dropout(self.model)
@@ -301,7 +303,8 @@ class Installed:
         _need(forest.token_ids.numel() > 0, "attention_mask must keep at least one token, got a batch of pads.")
         _need(
             forest.positions.size(0) == 1,
-            f"position_ids must agree on all axes for this text model, got {forest.positions.size(0)} axes that differ.",
+            "position_ids must agree on all axes for this text model, "
+            f"got {forest.positions.size(0)} axes that differ.",
         )
         largest, vocabulary = int(forest.token_ids.max()), self.model.config.vocab_size
         _need(

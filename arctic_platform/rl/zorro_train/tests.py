@@ -141,7 +141,8 @@ def compare_gradients(
     if worst is not None and over[worst] > 0:
         error, norm = errors[worst]
         raise AssertionError(
-            f"[zorro] the gradient of {worst} must agree within {atol:g} + {rtol:g} * {norm:.3g}, got an error of {error:.3g}."
+            f"[zorro] the gradient of {worst} must agree within {atol:g} + {rtol:g} * {norm:.3g}, "
+            f"got an error of {error:.3g}."
         )
     return max((error / norm if norm > 0 else error for error, norm in errors.values()), default=0.0)
 
@@ -220,7 +221,7 @@ def test_gradient_correctness(
 
     def value_error(ours: torch.Tensor | None, theirs: torch.Tensor) -> float:
         assert ours is not None
-        return ((ours - theirs).abs() / theirs.abs().clamp_min(1)).max().item()
+        return float(((ours - theirs).abs() / theirs.abs().clamp_min(1)).max().detach())
 
     rows = [
         ("log-probability", value_error(scores.logprobs, logprobs), value_limit, f"{logprobs.numel()} tokens"),
@@ -360,7 +361,7 @@ def benchmark_performance(
     patchers[True].unpatch()
 
     def middle(name: str, part: str) -> float:
-        return statistics.median(getattr(timing, part) for timing in times[name])
+        return float(statistics.median(getattr(timing, part) for timing in times[name]))
 
     ratios = [naive.total / dedup.total for dedup, naive in zip(times["dedup"], times["baseline"], strict=True)]
     speedup = statistics.median(ratios)
@@ -373,7 +374,8 @@ def benchmark_performance(
     print(f"Bound:          S {bound:.2f}, achieved/S {speedup / bound:.3f}, token ratio rho {rho:.2f}")
     if not forward_only:
         ours_mb, theirs_mb = saved["dedup"] / 2**20, saved["baseline"] / 2**20
-        print(f"Memory:         {ours_mb:.0f} MiB kept for backward vs {theirs_mb:.0f} MiB → {theirs_mb / ours_mb:.2f}x less")
+        kept = f"{ours_mb:.0f} MiB kept for backward vs {theirs_mb:.0f} MiB"
+        print(f"Memory:         {kept} → {theirs_mb / ours_mb:.2f}x less")
     return {
         "speedup": speedup,
         "rho": rho,

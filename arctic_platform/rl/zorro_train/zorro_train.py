@@ -119,7 +119,9 @@ class ZoRRoTrain:
             index.to(input_ids.device) for index in packed
         )
         if use_unpad:
-            position_ids = position_ids.reshape(*position_ids.shape[:-2], -1).index_select(-1, valid_cells).unsqueeze(-2)
+            position_ids = (
+                position_ids.reshape(*position_ids.shape[:-2], -1).index_select(-1, valid_cells).unsqueeze(-2)
+            )
         info = ReconstructionInfo(
             prompt_groups=[list(group) for group in prompt_groups],
             prompt_len=width - response_length,
@@ -148,9 +150,7 @@ class ZoRRoTrain:
             ValueError: x is not `[1, T, ...]`.
         """
         tokens = info["first_copy"].size(0)
-        _need(
-            x.dim() >= 2 and tuple(x.shape[:2]) == (1, tokens), f"x must be [1, {tokens}, ...], got {list(x.shape)}."
-        )
+        _need(x.dim() >= 2 and tuple(x.shape[:2]) == (1, tokens), f"x must be [1, {tokens}, ...], got {list(x.shape)}.")
         full = _pick(x, 1, info["replicated_to_packed"].to(x.device))
         if info["is_unpadded"]:
             return full
@@ -158,7 +158,7 @@ class ZoRRoTrain:
 
     @staticmethod
     def deduplicate_sequences(full: torch.Tensor, info: Mapping[str, Any]) -> torch.Tensor:
-        """Left inverse of `reconstruct_sequences`: takes each packed token from the first row that has it. `[1, T, ...]`.
+        """Left inverse of `reconstruct_sequences`: each packed token from the first row that has it, `[1, T, ...]`.
 
         Raises:
             ValueError: full has not the shape that `reconstruct_sequences` returns.

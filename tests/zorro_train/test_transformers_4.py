@@ -1,0 +1,40 @@
+"""The patcher on the oldest transformers that is supported, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ("test_once_patcher.py", "test_patched_model.py", "test_cases.py")
+
+
+@pytest.mark.slow
+def test_the_patcher_tests_pass_on_transformers_4() -> None:
+    overlay = subprocess.run(
+        [ROOT / "scripts" / "overlay.sh"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    environment = {**os.environ, "PYTHONPATH": overlay}
+    version = subprocess.run(
+        [sys.executable, "-c", "import transformers; print(transformers.__version__)"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert version.stdout.startswith("4.57.")
+    files = [str(ROOT / "tests" / "zorro_train" / name) for name in FILES]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", *files],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "skipped" not in done.stdout.splitlines()[-1]
