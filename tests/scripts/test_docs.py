@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,13 @@ def test_flags_exist() -> None:
             helps[name] = done.stdout
         for flag in flags:
             assert re.search(rf"{flag}\b(?!-)", helps[name]), (name, flag)
+
+
+def test_the_python_example_runs() -> None:
+    (block,) = [text for language, text in FENCE.findall((ROOT / "docs" / "python.md").read_text()) if language == "python"]
+    done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "torch.Size([6]) torch.Size([6])\n"
 
 
 def test_the_example_of_the_readme_is_the_one_that_a_test_compiles() -> None:

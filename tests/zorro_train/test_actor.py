@@ -176,20 +176,19 @@ def test_demo_prints_its_reports(model_folder: Callable[[str], Path]) -> None:
         assert words in done.stdout
 
 
-def test_perf_prints_the_lines_and_writes_json(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
-    file = tmp_path / "figures.json"
+def test_perf_prints_the_lines_and_writes_json(model_folder: Callable[[str], Path]) -> None:
     done = run_script(
         "test_perf.py",
         *("--model", str(model_folder("tiny-random-Qwen3")), "--device", "cpu", "--dtype", "float32"),
         *("--batch-size", "6", "--num-unique-prompts", "2", "--prompt-len", "40", "--response-len", "8"),
-        *("--baseline", "unpatched", "--repeats", "1", "--json", str(file)),
+        *("--baseline", "unpatched", "--repeats", "1", "--json"),
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = done.stderr.splitlines()
     assert [line.split(":")[0] for line in lines[2:]] == ["Forward pass", "Backward pass", "Overall", "Bound", "Memory"]
     assert "s (deduplicated) vs " in lines[2]
     assert lines[2].endswith("x speedup")
-    figures = json.loads(file.read_text())
+    figures = json.loads(done.stdout)
     assert figures["rho"] == pytest.approx(6 * 48 / (2 * 40 + 6 * 8))
     assert figures["achieved_over_bound"] == pytest.approx(figures["speedup"] / figures["bound"])
     assert 0 < figures["saved_bytes"]["dedup"] < figures["saved_bytes"]["baseline"]

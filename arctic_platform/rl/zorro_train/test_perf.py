@@ -4,9 +4,12 @@ Run from the repository root: python arctic_platform/rl/zorro_train/test_perf.py
 The defaults take under two minutes on two cores. On a GPU try --batch-size 32 --prompt-len 8192 --response-len 1024.
 """
 
+import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 if not __package__:  # run by path: import from the root, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parents[3])
@@ -14,10 +17,9 @@ if not __package__:  # run by path: import from the root, not from this folder
 
 def main() -> int:
     """The benchmark; 0, or 2 when an argument is wrong."""
-    import torch
     from transformers.utils import logging
 
-    from arctic_platform.rl.zorro_train import _script, tests
+    from arctic_platform.rl.zorro_train import _script
 
     logging.disable_progress_bar()
     options = _script.parser("Speed-up of forward and backward by computing shared prompts once.")
@@ -33,32 +35,45 @@ def main() -> int:
         help="the naive batch on the same kernels and head, or the plain transformers model",
     )
     options.add_argument("--forward-only", action="store_true", help="time no backward pass")
-    options.add_argument("--json", metavar="FILE", help="also write the figures there")
+    options.add_argument("--json", action="store_true", help="one JSON object on stdout, everything else on stderr")
     arguments = options.parse_args()
-    try:
-        torch.manual_seed(arguments.seed)
-        actor = _script.load_actor(arguments, max_token_len=1 << 20)
-        print(
-            f"{arguments.batch_size} rollouts of {arguments.num_unique_prompts} prompts, "
-            f"{arguments.prompt_len} + {arguments.response_len} tokens, baseline {arguments.baseline}"
-        )
-        figures = tests.benchmark_performance(
-            actor,
-            arguments.batch_size,
-            arguments.num_unique_prompts,
-            arguments.prompt_len,
-            arguments.response_len,
-            device=arguments.device,
-            repeats=arguments.repeats,
-            baseline=arguments.baseline,
-            forward_only=arguments.forward_only,
-        )
+    out = sys.stdout
+    with contextlib.ExitStack() as stack:
         if arguments.json:
-            Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n")
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"test_perf: {error}", file=sys.stderr)
-        return 2
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        try:
+            figures = run(arguments)
+        except (ValueError, RuntimeError, OSError) as error:
+            print(f"test_perf: {error}", file=sys.stderr)
+            return 2
+    if arguments.json:
+        print(json.dumps(figures, indent=1), file=out)
     return 0
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Loads the model, prints the report and returns its figures."""
+    import torch
+
+    from arctic_platform.rl.zorro_train import _script, tests
+
+    torch.manual_seed(arguments.seed)
+    actor = _script.load_actor(arguments, max_token_len=1 << 20)
+    print(
+        f"{arguments.batch_size} rollouts of {arguments.num_unique_prompts} prompts, "
+        f"{arguments.prompt_len} + {arguments.response_len} tokens, baseline {arguments.baseline}"
+    )
+    return tests.benchmark_performance(
+        actor,
+        arguments.batch_size,
+        arguments.num_unique_prompts,
+        arguments.prompt_len,
+        arguments.response_len,
+        device=arguments.device,
+        repeats=arguments.repeats,
+        baseline=arguments.baseline,
+        forward_only=arguments.forward_only,
+    )
 
 
 if __name__ == "__main__":

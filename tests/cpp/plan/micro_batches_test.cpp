@@ -100,6 +100,14 @@ TEST(MicroBatches, OneGroupIsCutOnlyWhenMorePartsAreAskedFor) {
   }
 }
 
+TEST(MicroBatches, PartsThatBalanceOverTheCapAreFilledInOrder) {
+  // Longest first puts 5+3+3 | 4+3 in some order over the cap of 9; in the caller's order 5+4 |
+  // 3+3+3 fits.
+  const auto parts = plan_micro_batches(alone({5, 4, 3, 3, 3}), {9, 2});
+  EXPECT_EQ(parts, (std::vector<std::vector<int64_t>>{{0, 1}, {2, 3, 4}}));
+  EXPECT_EQ(plan_micro_batches(alone({5, 4, 3, 3, 3}), {9, 3}).size(), 3U);
+}
+
 TEST(MicroBatches, RefusesWhatDoesNotFit) {
   EXPECT_THROW(plan_micro_batches({}, {-1, 0}), InvalidArgument);
   EXPECT_THROW(plan_micro_batches({}, {0, -1}), InvalidArgument);
