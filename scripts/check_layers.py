@@ -19,7 +19,7 @@ LAYERS: dict[str, set[str]] = {
     "nn": {"core", "forest", "ops"},
     "models": {"core", "forest", "ops", "nn", "io"},
     "train": {"core", "forest", "plan", "ops", "nn", "io", "models"},
-    "bindings": {"core", "forest", "plan", "ops"},
+    "bindings": {"core", "forest", "plan", "ops", "nn", "io", "models", "train"},
 }
 WITHOUT_TORCH = {"core", "forest", "plan"}
 

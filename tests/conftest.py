@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3ForCausalLM
+from transformers import modeling_rope_utils
 
 
 class _DoubleTorch:
     """The torch that a modeling module sees: its float32 is float64."""
 
     def __getattr__(self, name: str) -> Any:
-        return torch.float64 if name == "float32" else getattr(torch, name)
+        return torch.float64 if name in ("float32", "float") else getattr(torch, name)
 
 
 class TrueFloat64:
@@ -26,17 +26,20 @@ class TrueFloat64:
     """
 
     @contextlib.contextmanager
-    def __call__(self, module: Any, model: Qwen3ForCausalLM) -> Iterator[None]:
+    def __call__(self, module: Any, model: Any) -> Iterator[None]:
         rotary = model.model.rotary_emb
         inverse = rotary.inv_freq
         rope = getattr(model.config, "rope_parameters", None)  # transformers 5
         theta = rope["rope_theta"] if rope else model.config.rope_theta
-        head_dim = model.config.head_dim
+        size = 2 * len(inverse)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "torch", _DoubleTorch())
             patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-            exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+            exponents = torch.arange(0, size, 2, dtype=torch.float64) / size
             rotary.inv_freq = theta**-exponents
+            if rope and rope["rope_type"] != "default":
+                patch.setattr(modeling_rope_utils, "torch", _DoubleTorch())
+                rotary.inv_freq = modeling_rope_utils.ROPE_INIT_FUNCTIONS[rope["rope_type"]](model.config, "cpu")[0]
             try:
                 yield
             finally:

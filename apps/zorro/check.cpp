@@ -48,10 +48,13 @@ CheckSetting single_setting(const CheckOptions& options) {
   return setting;
 }
 
-void save_gradients(const CheckOptions& options, const ArmNumbers& arm) {
-  NamedTensors tensors;
-  for (const auto& [name, gradient] : arm.gradients)
-    tensors.emplace_back(name, gradient.to(options.common.scalar_type()));
+void save_gradients(const CheckOptions& options, Checker& checker) {
+  const ArmNumbers& arm = checker.last_arm();
+  std::map<std::string, at::Tensor> by_name(arm.gradients.begin(), arm.gradients.end());
+  const NamedTensors tensors =
+      checker.model(options.common.scalar_type()).by_checkpoint_name([&](const Weight& weight) {
+        return by_name.at(weight.name).to(options.common.scalar_type());
+      });
   write_safetensors(options.save_gradients, tensors,
                     {{"format", "pt"}, {"loss", exact_text(arm.loss)}});
 }
@@ -101,7 +104,7 @@ int run_check(const CheckOptions& options) {
   if (options.sweep) settings = sweep_settings(arm_options(options));
   for (const CheckSetting& setting : settings)
     table.add(setting_text(setting), checker.run(setting, options.tolerance_scale));
-  if (!options.save_gradients.empty()) save_gradients(options, checker.last_arm());
+  if (!options.save_gradients.empty()) save_gradients(options, checker);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   print_result(options, checker, table, num_in_file, seconds);

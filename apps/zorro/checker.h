@@ -32,9 +32,9 @@ class Checker {
   /// Numbers of the arm of the last run.
   const ArmNumbers& last_arm() const { return last_arm_; }
   const std::vector<Rollout>& rollouts() const { return rollouts_; }
+  CausalLM& model(at::ScalarType dtype);  ///< loaded when first asked for
 
  private:
-  CausalLM& model(at::ScalarType dtype);
   const ArmNumbers& naive_numbers(at::ScalarType dtype);
   const ArmNumbers& truth_numbers();
   ArmNumbers run_model(CausalLM& model, const ArmOptions& options, const std::string& label);

@@ -6,7 +6,7 @@
 #include "report.h"
 #include "zorro/io/model_config.h"
 #include "zorro/plan/cost.h"
-#include "zorro/train/arms.h"
+#include "zorro/train/model_cost.h"
 #include "zorro/train/score.h"
 
 namespace zorro::app {
@@ -83,9 +83,9 @@ double imbalance(const std::vector<PartReport>& ranks) {
 
 Json make_json(const PlanOptions& options, const std::vector<Rollout>& rollouts,
                const PlanReport& report) {
-  const ModelCost model = dense_cost(options.common.model.empty()
-                                         ? kDefaultSizes
-                                         : dense_sizes(read_model_config(options.common.model)));
+  const ModelCost model = options.common.model.empty()
+                              ? dense_cost(kDefaultSizes)
+                              : model_cost(read_model_config(options.common.model));
   const std::vector<int64_t> prompts = prompt_numbers(rollouts);
   const int64_t num_prompts =
       prompts.empty() ? 0 : *std::max_element(prompts.begin(), prompts.end()) + 1;

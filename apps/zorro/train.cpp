@@ -64,10 +64,7 @@ Json to_json(const UpdateMetrics& metrics, int64_t update) {
 }
 
 NamedTensors gradients_of(CausalLM& model) {
-  NamedTensors gradients;
-  for (const Weight& weight : model.weights())
-    gradients.emplace_back(weight.name, weight.slot->grad().clone());
-  return gradients;
+  return model.by_checkpoint_name([](const Weight& weight) { return weight.slot->grad().clone(); });
 }
 
 void write_metrics(const std::filesystem::path& path, const Json& lines) {

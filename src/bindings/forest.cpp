@@ -195,21 +195,25 @@ std::vector<at::Tensor> pack_groups(const at::Tensor& input_ids,
           to_tensor(cu_response),  to_tensor(padded.cells)};
 }
 
-/// visible_until [N] and nodes [samples, 5] of sequences laid one after another, nothing shared.
-std::tuple<at::Tensor, at::Tensor> replicated_structure(const at::Tensor& lengths) {
+/// visible_until [N], nodes [samples, 5] and previous [N] of sequences laid one after another,
+/// nothing shared.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> replicated_structure(const at::Tensor& lengths) {
   const at::Tensor host = lengths.cpu().contiguous();
   const auto* length = host.const_data_ptr<int64_t>();
-  std::vector<int64_t> until, nodes;
+  std::vector<int64_t> until, nodes, previous;
   int64_t begin = 0, count = 0;
   for (int64_t sample = 0; sample < host.numel(); ++sample) {
     const int64_t end = begin + length[sample];
     if (end == begin) continue;
     until.insert(until.end(), static_cast<size_t>(end - begin), end);
     nodes.insert(nodes.end(), {begin, end, end, -1, 0});
+    previous.push_back(-1);
+    for (int64_t token = begin; token + 1 < end; ++token) previous.push_back(token);
     begin = end;
     ++count;
   }
-  return {to_tensor(until).to(lengths.device()), to_tensor(nodes).view({count, 5})};
+  return {to_tensor(until).to(lengths.device()), to_tensor(nodes).view({count, 5}),
+          to_tensor(previous).to(lengths.device())};
 }
 
 std::string library_version() { return std::string(version()); }
@@ -228,8 +232,10 @@ TORCH_LIBRARY_FRAGMENT(zorro, m) {
       "pack_groups(Tensor input_ids, Tensor? attention_mask, int response_length, int[] rows, "
       "int[] sizes) -> Tensor[]",
       pack_groups);
-  m.def("replicated_structure(Tensor lengths) -> (Tensor visible_until, Tensor nodes)",
-        replicated_structure);
+  m.def(
+      "replicated_structure(Tensor lengths) -> "
+      "(Tensor visible_until, Tensor nodes, Tensor previous)",
+      replicated_structure);
 }
 
 }  // namespace zorro::bindings

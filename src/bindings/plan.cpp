@@ -11,6 +11,7 @@
 #include "zorro/forest/prefix_forest.h"
 #include "zorro/plan/cost.h"
 #include "zorro/plan/micro_batches.h"
+#include "zorro/train/model_cost.h"
 
 namespace zorro::bindings {
 namespace {
@@ -40,20 +41,15 @@ std::tuple<at::Tensor, int64_t> plan(const at::Tensor& group, const at::Tensor& 
   return {part_of, static_cast<int64_t>(parts.size())};
 }
 
-/// rho and S of a batch under a dense model of the given sizes: hidden, layers, query heads, kv
-/// heads, head_dim, intermediate, vocabulary.
+/// rho and S of a batch under the model of a config.json text.
 std::tuple<double, double> speedup(const at::Tensor& input_ids,
                                    const std::optional<at::Tensor>& attention_mask,
-                                   int64_t response_length, at::IntArrayRef sizes) {
-  ZORRO_CHECK(sizes.size() == 7,
-              "[plan] sizes must be hidden, layers, query heads, kv heads, "
-              "head_dim, intermediate and vocabulary, got ",
-              sizes.size(), " values.");
+                                   int64_t response_length, c10::string_view config) {
   const PaddedInput input = padded_input(input_ids, attention_mask, std::nullopt, response_length);
   const PaddedSamples padded = samples_from_padded(input.batch);
   const PrefixForest forest = PrefixForest::build(padded.samples, {});
-  const DenseSizes dense{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6]};
-  return {token_ratio(forest), speedup_bound(forest, dense_cost(dense))};
+  const ModelCost cost = model_cost(parse_model_config({config.data(), config.size()}, "config"));
+  return {token_ratio(forest), speedup_bound(forest, cost)};
 }
 
 }  // namespace
@@ -64,7 +60,7 @@ TORCH_LIBRARY_FRAGMENT(zorro, m) {
       "int max_tokens, int num_parts) -> (Tensor part, int num_parts)",
       plan);
   m.def(
-      "speedup_bound(Tensor input_ids, Tensor? attention_mask, int response_length, int[] sizes) "
+      "speedup_bound(Tensor input_ids, Tensor? attention_mask, int response_length, str config) "
       "-> (float rho, float bound)",
       speedup);
 }

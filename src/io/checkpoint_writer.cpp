@@ -76,8 +76,14 @@ void CheckpointWriter::copy_config(const fs::path& folder, bool tied) {
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   auto config = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) fail(folder, "config.json cannot be read any more.");
-  if (config.value("tie_word_embeddings", false) == tied) return write_text("config.json", text);
-  config["tie_word_embeddings"] = tied;
+  // Whoever speaks last decides: the outer file, else its text part, else nobody.
+  const char* key = "tie_word_embeddings";
+  nlohmann::ordered_json* owner = &config;
+  if (!config.contains(key) && config.contains("text_config") &&
+      config["text_config"].contains(key))
+    owner = &config["text_config"];
+  if (owner->value(key, false) == tied) return write_text("config.json", text);
+  (*owner)[key] = tied;
   write_text("config.json", config.dump(2) + "\n");
 }
 

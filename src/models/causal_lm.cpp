@@ -7,6 +7,7 @@
 #include <map>
 
 #include "models/decoder.h"
+#include "models/family.h"
 #include "zorro/core/error.h"
 
 namespace zorro {
@@ -16,15 +17,18 @@ using LayerBuilder = std::vector<DecoderLayer> (*)(const ModelConfig&);
 
 /// Every family by its model_type.
 const std::map<std::string, LayerBuilder>& families() {
-  static const std::map<std::string, LayerBuilder> table = {{"qwen3", qwen3_layers}};
+  static const std::map<std::string, LayerBuilder> table = {
+      {"qwen3", qwen3_layers},    {"qwen3_moe", qwen3_layers},    {"qwen3_next", hybrid_layers},
+      {"qwen3_5", hybrid_layers}, {"qwen3_5_moe", hybrid_layers}, {"qwen2", llama_layers},
+      {"llama", llama_layers},    {"mistral", llama_layers}};
   return table;
 }
 
 std::unique_ptr<DecoderModel> build(const ModelConfig& config) {
   const auto family = families().find(config.model_type);
   ZORRO_CHECK_AS(NotSupported, family != families().end(),
-                 "[model] model_type must be qwen3, got \"", config.model_type,
-                 "\". This family is not written yet.");
+                 "[model] model_type must be a family that is written, got \"", config.model_type,
+                 "\". read_model_config lists them.");
   return std::make_unique<DecoderModel>(config, family->second(config));
 }
 

@@ -28,8 +28,9 @@ class DecoderModel final : public CausalLM {
  public:
   DecoderModel(ModelConfig config, std::vector<DecoderLayer> layers);
 
-  at::Tensor hidden_states(const Batch& batch, const ForwardOptions& options) const override;
+  ForwardResult forward(const Batch& batch, const ForwardOptions& options) const override;
   std::vector<Weight> weights() override;
+  NamedTensors by_checkpoint_name(const std::function<at::Tensor(const Weight&)>& of) override;
   const at::Tensor& head_weight() const override;
   const ModelConfig& config() const override { return config_; }
   const std::string& warning() const override { return warning_; }
@@ -48,8 +49,5 @@ class DecoderModel final : public CausalLM {
   CheckpointLayout layout_;
   std::string warning_;
 };
-
-/// The layers of a family: config -> mixers, with their weight names. One file a family.
-std::vector<DecoderLayer> qwen3_layers(const ModelConfig& config);
 
 }  // namespace zorro

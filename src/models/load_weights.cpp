@@ -1,10 +1,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 
-#include <algorithm>
-#include <set>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "models/decoder.h"
+#include "models/tensor_names.h"
 #include "zorro/core/error.h"
 #include "zorro/core/random.h"
 #include "zorro/io/safetensors.h"
@@ -14,12 +16,6 @@ namespace {
 
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
-
-/// Buffers that old checkpoints carry and nobody needs.
-bool is_skipped(const std::string& name) {
-  constexpr std::string_view kSuffix = ".rotary_emb.inv_freq";
-  return name.size() > kSuffix.size() && name.ends_with(kSuffix);
-}
 
 [[noreturn]] void fail(const CheckpointFolder& folder, const std::string& name,
                        const std::string& what) {
@@ -40,11 +36,23 @@ void check_tensor(const CheckpointFolder& folder, const std::string& name,
     fail(folder, name, concat("must hold floating-point numbers, got ", entry.dtype, "."));
 }
 
-at::Tensor as_parameter(const at::Tensor& stored, const ModelOptions& options) {
-  at::Tensor own =
-      at::empty(stored.sizes(), stored.options().dtype(options.dtype).device(options.device));
-  own.copy_(stored);
-  return own.requires_grad_(true);
+/// An empty parameter of a weight, in the model's dtype or float32 if the weight is kept in it.
+at::Tensor empty_parameter(const Weight& weight, const ModelOptions& options) {
+  const bool lift = weight.keep_float32 && options.dtype == at::kBFloat16;
+  return at::empty(weight.shape,
+                   at::TensorOptions(options.device).dtype(lift ? at::kFloat : options.dtype));
+}
+
+/// The tensors of a file that are weights, by their names without wrapper.
+std::map<std::string, std::string> own_tensors(const CheckpointFolder& folder) {
+  std::map<std::string, std::string> spelling;
+  for (const std::string& name : folder.names()) {
+    if (is_forgotten(name) || is_untouched(name)) continue;
+    const auto [entry, is_new] = spelling.emplace(without_wrapper(name), name);
+    if (!is_new)
+      fail(folder, name, concat("must be there once, got \"", entry->second, "\" as well."));
+  }
+  return spelling;
 }
 
 CheckpointLayout layout_of(const CheckpointFolder& folder) {
@@ -66,49 +74,50 @@ void DecoderModel::untie(const std::string& why) {
 
 void DecoderModel::load_weights(const std::filesystem::path& path, const ModelOptions& options) {
   const CheckpointFolder folder = CheckpointFolder::open(path);
-  const std::vector<int64_t> head_shape = {config_.vocab_size, config_.hidden_size};
-  std::string embedding_name = kEmbedding;
-  if (config_.tie_word_embeddings && folder.contains(kHead)) {
-    check_tensor(folder, kHead, head_shape);
-    if (!folder.contains(kEmbedding)) {
-      embedding_name = kHead;
+  std::map<std::string, std::string> spelling = own_tensors(folder);
+  if (config_.tie_word_embeddings && spelling.count(kHead) != 0) {
+    const std::vector<int64_t> head_shape = {config_.vocab_size, config_.hidden_size};
+    const std::string head = spelling[kHead];
+    check_tensor(folder, head, head_shape);
+    if (spelling.count(kEmbedding) == 0) {
+      spelling[kEmbedding] = head;
     } else {
-      check_tensor(folder, kEmbedding, head_shape);
-      if (!at::equal(folder.tensor(kEmbedding), folder.tensor(kHead)))
+      check_tensor(folder, spelling[kEmbedding], head_shape);
+      if (!at::equal(folder.tensor(spelling[kEmbedding]), folder.tensor(head)))
         untie(concat(path.string(),
                      ": tie_word_embeddings is true and lm_head.weight differs from ",
                      "the embedding: they are kept apart."));
     }
+    if (config_.tie_word_embeddings) spelling.erase(kHead);  // nothing more to say about it
   }
 
   const std::vector<Weight> expected = weights();
-  std::set<std::string> known = {kHead};  // checked above where it is not expected
-  for (const Weight& weight : expected) {
-    const bool is_embedding = weight.name == kEmbedding;
-    check_tensor(folder, is_embedding ? embedding_name : weight.name, weight.shape);
-    known.insert(weight.name);
+  const std::map<std::string, FilePart> parts = file_parts(expected, folder.names());
+  for (const auto& [name, part] : parts) {
+    const auto found = spelling.find(name);
+    check_tensor(folder, found == spelling.end() ? name : found->second, part.shape());
   }
-  for (const std::string& name : folder.names())
-    if (known.count(name) == 0 && !is_skipped(name))
-      fail(folder, name,
+  for (const auto& [name, original] : spelling)
+    if (parts.count(name) == 0)
+      fail(folder, original,
            concat("must be a weight of ", config_.model_type,
                   ", got a name that it does not have."));
 
-  for (const Weight& weight : expected)
-    *weight.slot = as_parameter(
-        folder.tensor(weight.name == kEmbedding ? embedding_name : weight.name), options);
+  std::map<const at::Tensor*, at::Tensor> filled;
+  for (const Weight& weight : expected) filled[weight.slot] = empty_parameter(weight, options);
+  for (const auto& [name, part] : parts)
+    part.view(filled[part.weight->slot]).copy_(folder.tensor(spelling[name]));
+  for (const Weight& weight : expected) *weight.slot = filled[weight.slot].requires_grad_(true);
   layout_ = layout_of(folder);
 }
 
 void DecoderModel::fill_random(uint64_t seed, double std, const ModelOptions& options) {
   Random random(seed);
   for (const Weight& weight : weights()) {
-    const bool is_norm = weight.name.find("norm.weight") != std::string::npos;
     at::Tensor values = at::empty(weight.shape, at::kDouble);
     auto* data = values.mutable_data_ptr<double>();
-    for (int64_t i = 0; i < values.numel(); ++i)
-      data[i] = (is_norm ? 1 : 0) + std * random.normal();
-    *weight.slot = as_parameter(values, options);
+    for (int64_t i = 0; i < values.numel(); ++i) data[i] = weight.mean + std * random.normal();
+    *weight.slot = empty_parameter(weight, options).copy_(values).requires_grad_(true);
   }
 }
 

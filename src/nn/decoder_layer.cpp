@@ -7,19 +7,23 @@
 
 namespace zorro {
 
-DecoderLayer::DecoderLayer(int64_t hidden, double norm_eps, std::unique_ptr<TokenMixer> mixer,
+DecoderLayer::DecoderLayer(int64_t hidden, double norm_eps, NormKind norm,
+                           std::unique_ptr<TokenMixer> mixer,
                            std::unique_ptr<ChannelMixer> channels)
     : hidden_(hidden),
       norm_eps_(norm_eps),
+      norm_(norm),
       mixer_(std::move(mixer)),
       channels_(std::move(channels)) {}
 
-std::pair<at::Tensor, MixerContext> DecoderLayer::run(const at::Tensor& x, const LayerInput& input,
-                                                      const MixerContext& prefix) const {
-  auto [mixed, context] = mixer_->forward(rms_norm(x, input_norm_, norm_eps_), input, prefix);
+DecoderLayer::Result DecoderLayer::run(const at::Tensor& x, const LayerInput& input,
+                                       const MixerContext& prefix) const {
+  auto [mixed, context] =
+      mixer_->forward(rms_norm(x, input_norm_, norm_eps_, norm_), input, prefix);
   const at::Tensor residual = x.add(mixed);
-  return {residual.add(channels_->forward(rms_norm(residual, post_norm_, norm_eps_))),
-          std::move(context)};
+  const ChannelResult channels =
+      channels_->forward(rms_norm(residual, post_norm_, norm_eps_, norm_));
+  return {residual.add(channels.y), std::move(context), channels.router_logits};
 }
 
 std::vector<at::Tensor> DecoderLayer::parameters() const {
@@ -30,30 +34,39 @@ std::vector<at::Tensor> DecoderLayer::parameters() const {
   return list;
 }
 
-std::pair<at::Tensor, MixerContext> DecoderLayer::forward(const at::Tensor& x,
-                                                          const LayerInput& input,
-                                                          const MixerContext& prefix,
-                                                          bool checkpointing) const {
+DecoderLayer::Result DecoderLayer::forward(const at::Tensor& x, const LayerInput& input,
+                                           const MixerContext& prefix, bool checkpointing) const {
   if (!checkpointing) return run(x, input, prefix);
   // The body outlives this call: it takes its own handles on the forest's tensors.
-  const auto body = [this, forest = input.forest, cos = input.cos, sin = input.sin,
-                     q_begin = input.q_begin,
-                     attention = input.attention](const std::vector<at::Tensor>& inputs) {
-    const LayerInput again{forest, cos, sin, q_begin, attention};
-    auto [y, context] = run(inputs[0], again, {inputs[1], inputs[2]});
-    return std::vector<at::Tensor>{y, context.key, context.value};
+  const auto body = [this, forest = input.forest,
+                     again = input](const std::vector<at::Tensor>& inputs) {
+    const LayerInput own{forest,        again.cos,       again.sin,
+                         again.q_begin, again.attention, again.want_context};
+    const MixerContext before(inputs.begin() + 1, inputs.end());
+    Result result = run(inputs[0], own, before);
+    std::vector<at::Tensor> outputs = {result.y};
+    if (result.router_logits.defined()) outputs.push_back(result.router_logits);
+    outputs.insert(outputs.end(), result.context.begin(), result.context.end());
+    return outputs;
   };
-  std::vector<at::Tensor> outputs = checkpoint(body, {x, prefix.key, prefix.value}, parameters());
-  return {outputs[0], {outputs[1], outputs[2]}};
+  std::vector<at::Tensor> inputs = {x};
+  inputs.insert(inputs.end(), prefix.begin(), prefix.end());
+  std::vector<at::Tensor> outputs = checkpoint(body, inputs, parameters());
+  Result result;
+  result.y = outputs[0];
+  auto next = outputs.begin() + 1;
+  if (channels_->has_router()) result.router_logits = *next++;
+  result.context.assign(next, outputs.end());
+  return result;
 }
 
 std::vector<Weight> DecoderLayer::weights() {
-  std::vector<Weight> list = {{"input_layernorm.weight", {hidden_}, &input_norm_}};
+  const double norm_mean = norm_ == NormKind::kPlain ? 1 : 0;
+  std::vector<Weight> list = {{"input_layernorm.weight", {hidden_}, &input_norm_, norm_mean}};
   for (Weight& weight : mixer_->weights())
-    list.push_back({"self_attn." + weight.name, std::move(weight.shape), weight.slot});
-  list.push_back({"post_attention_layernorm.weight", {hidden_}, &post_norm_});
-  for (Weight& weight : channels_->weights())
-    list.push_back({"mlp." + weight.name, std::move(weight.shape), weight.slot});
+    list.push_back(prefixed(mixer_->name(), std::move(weight)));
+  list.push_back({"post_attention_layernorm.weight", {hidden_}, &post_norm_, norm_mean});
+  for (Weight& weight : channels_->weights()) list.push_back(prefixed("mlp.", std::move(weight)));
   return list;
 }
 

@@ -5,7 +5,12 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/pow.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
 
 #include "zorro/core/error.h"
 
@@ -43,18 +48,89 @@ struct Rope : torch::autograd::Function<Rope> {
   }
 };
 
+/// The dimension whose wave turns `turns` times within the original length.
+double turning_dim(const RotaryOptions& options, int64_t dims, double turns) {
+  return static_cast<double>(dims) *
+         std::log(options.original_max_positions / (turns * 2 * std::numbers::pi)) /
+         (2 * std::log(options.theta));
+}
+
+at::Tensor yarn(const at::Tensor& frequency, int64_t dims, const RotaryOptions& options) {
+  double low = turning_dim(options, dims, options.beta_fast);
+  double high = turning_dim(options, dims, options.beta_slow);
+  if (options.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, static_cast<double>(dims - 1));
+  if (low == high) high += 0.001;
+  const at::Tensor ramp =
+      at::arange(dims / 2, frequency.options()).sub(low).div(high - low).clamp(0, 1);
+  return frequency.div(options.factor).mul(ramp).add(frequency.mul(1 - ramp));
+}
+
+at::Tensor llama3(const at::Tensor& frequency, const RotaryOptions& options) {
+  const at::Tensor wavelength = 2 * std::numbers::pi / frequency;
+  const at::Tensor smooth =
+      (options.original_max_positions / wavelength - options.low_freq_factor) /
+      (options.high_freq_factor - options.low_freq_factor);
+  const at::Tensor blend = smooth.clamp(0, 1);
+  return frequency.div(options.factor).mul(1 - blend).add(frequency.mul(blend));
+}
+
+at::Tensor scaled(const at::Tensor& frequency, int64_t dims, const RotaryOptions& options) {
+  switch (options.scaling) {
+    case RotaryOptions::Scaling::kNone:
+      return frequency;
+    case RotaryOptions::Scaling::kLinear:
+      return frequency.div(options.factor);
+    case RotaryOptions::Scaling::kLlama3:
+      return llama3(frequency, options);
+    case RotaryOptions::Scaling::kYarn:
+      return yarn(frequency, dims, options);
+  }
+  return frequency;
+}
+
+double magnitude(const RotaryOptions& options) {
+  if (options.scaling != RotaryOptions::Scaling::kYarn) return 1;
+  if (options.attention_factor > 0) return options.attention_factor;
+  return options.factor > 1 ? 0.1 * std::log(options.factor) + 1 : 1;
+}
+
+/// The axis of each frequency: T, H, W in turn while a section lasts, then T.
+at::Tensor axis_of(int64_t frequencies, const std::vector<int64_t>& section) {
+  at::Tensor axes = at::zeros({frequencies}, at::kLong);
+  auto* axis = axes.mutable_data_ptr<int64_t>();
+  for (int64_t i = 0; i < frequencies; ++i)
+    for (const int64_t a : {1, 2})
+      if (i % 3 == a && i < 3 * section[static_cast<size_t>(a)]) axis[i] = a;
+  return axes;
+}
+
+/// [T, frequencies] the position that each frequency turns by.
+at::Tensor turning(const at::Tensor& positions, int64_t frequencies, const RotaryOptions& options) {
+  if (positions.dim() == 1) return positions.unsqueeze(1);
+  if (positions.size(0) == 1) return positions.select(0, 0).unsqueeze(1);
+  ZORRO_CHECK(positions.size(0) == 3 && options.mrope_section.size() == 3,
+              "[rope] positions must have one axis, or three in a model with mrope_section, got ",
+              positions.size(0), ".");
+  return positions
+      .index_select(0, axis_of(frequencies, options.mrope_section).to(positions.device()))
+      .t();
+}
+
 }  // namespace
 
-RotaryTable rotary_table(const at::Tensor& positions, int64_t dims, double theta,
+RotaryTable rotary_table(const at::Tensor& positions, int64_t dims, const RotaryOptions& options,
                          at::ScalarType dtype) {
   ZORRO_CHECK(dims > 0 && dims % 2 == 0, "[rope] dims must be even and > 0, got ", dims, ".");
   const at::ScalarType angle_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor exponent =
       at::arange(0, dims, 2, positions.options()).to(angle_dtype).div(static_cast<double>(dims));
-  const at::Tensor frequency = at::pow(theta, exponent).reciprocal();
-  const at::Tensor half = positions.to(angle_dtype).unsqueeze(1).mul(frequency.unsqueeze(0));
+  const at::Tensor frequency = scaled(at::pow(options.theta, exponent).reciprocal(), dims, options);
+  const at::Tensor half =
+      turning(positions, dims / 2, options).to(angle_dtype).mul(frequency.unsqueeze(0));
   const at::Tensor angle = at::cat({half, half}, 1);
-  return {angle.cos().to(dtype), angle.sin().to(dtype)};
+  const double size = magnitude(options);
+  return {angle.cos().mul_(size).to(dtype), angle.sin().mul_(size).to(dtype)};
 }
 
 at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {

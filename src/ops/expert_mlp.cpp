@@ -4,9 +4,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/argsort.h>
+#include <ATen/ops/bincount.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/bincount.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
@@ -82,8 +82,7 @@ struct Slots {
   template <typename Body>
   void each(const Body& body) const {
     for (size_t e = 0; e + 1 < begin.size(); ++e)
-      if (begin[e + 1] > begin[e])
-        body(static_cast<int64_t>(e), begin[e], begin[e + 1] - begin[e]);
+      if (begin[e + 1] > begin[e]) body(static_cast<int64_t>(e), begin[e], begin[e + 1] - begin[e]);
   }
 };
 
@@ -118,10 +117,10 @@ Forward forward(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor
                 const at::Tensor& expert, const at::Tensor& weight) {
   check(x, gate_up, down, expert, weight);
   const Slots slots(expert, gate_up.size(0));
-  const at::Tensor hidden =
-      grouped(slots, x.index_select(0, slots.token), gate_up.transpose(1, 2));
+  const at::Tensor hidden = grouped(slots, x.index_select(0, slots.token), gate_up.transpose(1, 2));
   const int64_t inner = down.size(2);
-  const at::Tensor active = at::silu(hidden.narrow(1, 0, inner)).mul_(hidden.narrow(1, inner, inner));
+  const at::Tensor active =
+      at::silu(hidden.narrow(1, 0, inner)).mul_(hidden.narrow(1, inner, inner));
   at::Tensor out = grouped(slots, active, down.transpose(1, 2));
   out.mul_(sorted_weight(slots, weight));
   return {sum_slots(slots, out, expert.size(1)), hidden};

@@ -159,8 +159,8 @@ Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
   const std::vector<int64_t> shape = {v.size(1), q.size(2), v.size(2)};
   const at::TensorOptions options = padded.v.options();
   at::Tensor out = at::empty({plan.num_chunks, v.size(1), kChunk, v.size(2)}, options);
-  at::Tensor chunk_states = at::empty(
-      {most_chunks(q.size(0), plan.num_nodes), shape[0], shape[1], shape[2]}, options);
+  at::Tensor chunk_states =
+      at::empty({most_chunks(q.size(0), plan.num_nodes), shape[0], shape[1], shape[2]}, options);
   NodeStates node_states(plan, initial, shape, options);
   for (const Level& level : plan.levels) {
     const Chunks chunks = padded.chunks(level);
@@ -189,9 +189,8 @@ Backward backward(const OptionalTensor& d_out, const OptionalTensor& d_states, c
   const std::vector<int64_t> shape = {plan.num_nodes, v.size(1), q.size(2), v.size(2)};
   // By node: what its final state is owed, by upstream and by its children.
   at::Tensor owed = d_states ? d_states->to(options).clone() : at::zeros(shape, options);
-  const at::Tensor d_padded =
-      at::cat({d_out ? d_out->to(options) : at::zeros_like(v, options),
-               at::zeros({1, v.size(1), v.size(2)}, options)});
+  const at::Tensor d_padded = at::cat({d_out ? d_out->to(options) : at::zeros_like(v, options),
+                                       at::zeros({1, v.size(1), v.size(2)}, options)});
   Inputs all;
   const auto room = [&](at::IntArrayRef tail) {
     std::vector<int64_t> sizes = {plan.num_chunks, v.size(1), kChunk};
@@ -210,7 +209,8 @@ Backward backward(const OptionalTensor& d_out, const OptionalTensor& d_states, c
     const at::Tensor index =
         at::tensor(at::ArrayRef<int64_t>(level.nodes), at::kLong).to(q.device());
     at::Tensor d_state = owed.index_select(0, index);
-    const Inputs d = gated_delta::backward(chunks, level.active, mine(chunk_states), d_level, d_state);
+    const Inputs d =
+        gated_delta::backward(chunks, level.active, mine(chunk_states), d_level, d_state);
     mine(all.q).copy_(d.q), mine(all.k).copy_(d.k), mine(all.v).copy_(d.v);
     mine(all.g).copy_(d.g), mine(all.beta).copy_(d.beta);
     // Children in their order in the forest, whatever their place in the level: a fixed sum.
@@ -244,7 +244,8 @@ Forward forward_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
     return at::empty_symint({count, v.sym_size(1), q.sym_size(2), v.sym_size(2)}, options);
   };
   return {at::empty_symint(v.sym_sizes(), v.options()),
-          sized(want_states ? nodes.sym_size(0) : c10::SymInt(0)), sized(most_chunks(q.sym_size(0), nodes.sym_size(0)))};
+          sized(want_states ? nodes.sym_size(0) : c10::SymInt(0)),
+          sized(most_chunks(q.sym_size(0), nodes.sym_size(0)))};
 }
 
 Backward backward_meta(const OptionalTensor&, const OptionalTensor&, const at::Tensor& q,
@@ -317,7 +318,7 @@ GatedDeltaResult forest_gated_delta(const at::Tensor& q, const at::Tensor& k, co
       options.initial.defined()
           ? options.initial
           : at::empty_symint({0, v.sym_size(1), q.sym_size(2), v.sym_size(2)},
-                      v.options().dtype(accumulate_dtype(v.scalar_type())));
+                             v.options().dtype(accumulate_dtype(v.scalar_type())));
   auto [out, states, chunk_states] = op.call(q, k, v, g, beta, nodes, initial, options.want_states);
   return {out, states};
 }
@@ -343,17 +344,16 @@ at::Tensor gated_delta_composed(const at::Tensor& q, const at::Tensor& k, const 
                                 const at::Tensor& previous) {
   const at::ScalarType dtype = accumulate_dtype(q.scalar_type());
   const int64_t repeats = v.size(1) / q.size(1);
-  const auto lift = [&](const at::Tensor& x) {
-    return x.to(dtype).repeat_interleave(repeats, 1);
-  };
+  const auto lift = [&](const at::Tensor& x) { return x.to(dtype).repeat_interleave(repeats, 1); };
   const at::Tensor queries = lift(q), keys = lift(k), values = v.to(dtype);
   const at::Tensor decay = g.to(dtype).exp(), rate = beta.to(dtype);
   const auto* before = previous.const_data_ptr<int64_t>();
   std::vector<at::Tensor> states, out;
   for (int64_t t = 0; t < q.size(0); ++t) {
     const at::Tensor key = keys.select(0, t).unsqueeze(2);  // [Hv, dk, 1]
-    at::Tensor state = before[t] < 0 ? at::zeros({v.size(1), q.size(2), v.size(2)}, values.options())
-                                     : states[static_cast<size_t>(before[t])];
+    at::Tensor state = before[t] < 0
+                           ? at::zeros({v.size(1), q.size(2), v.size(2)}, values.options())
+                           : states[static_cast<size_t>(before[t])];
     state = state * decay.select(0, t).view({-1, 1, 1});
     const at::Tensor read = (state * key).sum(1);  // [Hv, dv]
     const at::Tensor write = (values.select(0, t) - read) * rate.select(0, t).unsqueeze(1);

@@ -144,7 +144,8 @@ at::Tensor forward(const at::Tensor& u, const at::Tensor& weight, const at::Tens
   } else {
     y.zero_();
     const at::Tensor there = taps.to(u.device());
-    for (int64_t j = 0; j < count; ++j) y.add_(tap_rows(x, there.select(0, j)).mul_(w.select(0, j)));
+    for (int64_t j = 0; j < count; ++j)
+      y.add_(tap_rows(x, there.select(0, j)).mul_(w.select(0, j)));
   }
   return y.to(u.scalar_type());
 }

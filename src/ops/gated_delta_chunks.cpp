@@ -65,13 +65,13 @@ Chunks prepare(Inputs in) {
   c.grown = c.gamma.exp();
   c.rest = (c.gamma.narrow(2, kChunk - 1, 1) - c.gamma).exp();
   // Mask before exp: above the diagonal the difference is positive and may overflow.
-  c.decay = (c.gamma.unsqueeze(3) - c.gamma.unsqueeze(2))
-                .masked_fill_(at::ones({kChunk, kChunk}, c.gamma.options().dtype(at::kBool)).triu_(1),
-                              -std::numeric_limits<double>::infinity())
-                .exp_();
+  c.decay =
+      (c.gamma.unsqueeze(3) - c.gamma.unsqueeze(2))
+          .masked_fill_(at::ones({kChunk, kChunk}, c.gamma.options().dtype(at::kBool)).triu_(1),
+                        -std::numeric_limits<double>::infinity())
+          .exp_();
   c.gram = at::matmul(c.in.k, transposed(c.in.k));
-  const at::Tensor a =
-      c.gram.mul(c.decay).mul_(c.in.beta.unsqueeze(3)).tril_(-1);
+  const at::Tensor a = c.gram.mul(c.decay).mul_(c.in.beta.unsqueeze(3)).tril_(-1);
   c.inverse = unit_lower_inverse(a);
   c.u = at::matmul(c.inverse, c.in.v.mul(c.in.beta.unsqueeze(3)));
   c.w = at::matmul(c.inverse, c.in.k.mul(c.in.beta.mul(c.grown).unsqueeze(3)));
@@ -134,10 +134,11 @@ Inputs backward(const Chunks& c, const std::vector<int64_t>& active, const at::T
   const at::Tensor y_w = at::matmul(transposed(c.inverse), d_w);
   const at::Tensor d_a =
       at::matmul(y_u, transposed(c.u)).add_(at::matmul(y_w, transposed(c.w))).neg_().tril_(-1);
-  const at::Tensor d_decayed = d_a.mul(c.decay);                  // d_a o decay
+  const at::Tensor d_decayed = d_a.mul(c.decay);  // d_a o decay
   const at::Tensor d_gram = d_decayed.mul(beta);
   // d decay o decay, of the scores and of A; scores hold decay already.
-  const at::Tensor d_log = at::matmul(d_out, transposed(delta)).mul_(c.scores).add_(d_gram.mul(c.gram));
+  const at::Tensor d_log =
+      at::matmul(d_out, transposed(delta)).mul_(c.scores).add_(d_gram.mul(c.gram));
 
   Inputs d;
   d.q = d_asked.mul(grown).add_(at::matmul(d_scores, c.in.k));

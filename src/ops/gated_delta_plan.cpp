@@ -36,15 +36,13 @@ Plan make_plan(const at::Tensor& nodes, int64_t nodes_before) {
   }
 
   const auto span = [&](int64_t node) { return spans[static_cast<size_t>(node)]; };
-  const int64_t token_begin =
-      nodes_before < plan.num_nodes ? span(nodes_before).begin : int64_t{0};
+  const int64_t token_begin = nodes_before < plan.num_nodes ? span(nodes_before).begin : int64_t{0};
   const int64_t num_tokens = plan.num_nodes > nodes_before ? spans.back().end - token_begin : 0;
   plan.places = at::full({num_tokens}, -1, at::kLong);
   auto* place = plan.places.mutable_data_ptr<int64_t>();
   for (Level& level : plan.levels) {
-    std::stable_sort(level.nodes.begin(), level.nodes.end(), [&](int64_t a, int64_t b) {
-      return span(a).chunks() > span(b).chunks();
-    });
+    std::stable_sort(level.nodes.begin(), level.nodes.end(),
+                     [&](int64_t a, int64_t b) { return span(a).chunks() > span(b).chunks(); });
     level.first_chunk = plan.num_chunks;
     const int64_t steps = span(level.nodes.front()).chunks();
     for (int64_t step = 0; step < steps; ++step) {

@@ -13,15 +13,25 @@ constexpr double kAttentionProducts = 7;
 
 }  // namespace
 
+ModelCost decoder_cost(std::span<const LayerWeights> kinds, double hidden, double vocabulary) {
+  ModelCost cost;
+  for (const LayerWeights& kind : kinds) {
+    const auto layers = static_cast<double>(kind.layers);
+    cost.linear_per_token += kLinearPasses * layers * kind.weights;
+    cost.attention_per_pair += 2 * kAttentionProducts * layers * kind.query_width;
+  }
+  cost.head_per_row = kLinearPasses * hidden * vocabulary;
+  return cost;
+}
+
 ModelCost dense_cost(const DenseSizes& sizes) {
   const auto hidden = static_cast<double>(sizes.hidden);
   const auto heads = static_cast<double>(2 * sizes.query_heads + 2 * sizes.kv_heads);
   const auto head_dim = static_cast<double>(sizes.head_dim);
-  const auto layers = static_cast<double>(sizes.layers);
-  const double weights = hidden * (heads * head_dim + 3 * static_cast<double>(sizes.intermediate));
-  return {kLinearPasses * layers * weights,
-          2 * kAttentionProducts * layers * static_cast<double>(sizes.query_heads) * head_dim,
-          kLinearPasses * hidden * static_cast<double>(sizes.vocabulary)};
+  const LayerWeights layers = {
+      sizes.layers, hidden * (heads * head_dim + 3 * static_cast<double>(sizes.intermediate)),
+      static_cast<double>(sizes.query_heads) * head_dim};
+  return decoder_cost({&layers, 1}, hidden, static_cast<double>(sizes.vocabulary));
 }
 
 ForestWork forest_work(const PrefixForest& forest) {

@@ -9,6 +9,7 @@
 
 #include "train/operator_count.h"
 #include "zorro/core/error.h"
+#include "zorro/train/model_cost.h"
 #include "zorro/train/policy_loss.h"
 
 namespace zorro {
@@ -100,7 +101,7 @@ class Update {
 
   /// Work, FLOPs and the bytes that forward keeps; runs one forward pass.
   void measure(ArmResult& arm) {
-    const ModelCost model_cost = dense_cost(dense_sizes(model_.config()));
+    const ModelCost per_unit = model_cost(model_.config());
     for (const MicroBatch& part : build_batches(rollouts_, options_)) {
       const ForestWork work = forest_work(part.batch.forest);
       arm.work.tokens += work.tokens;
@@ -110,7 +111,7 @@ class Update {
       ++arm.num_micro_batches;
       if (options_.memory.live) measure_bytes(part, arm);
     }
-    arm.flops = cost(arm.work, model_cost);
+    arm.flops = cost(arm.work, per_unit);
   }
 
  private:
@@ -229,11 +230,6 @@ std::map<std::string, int64_t> count_operators(CausalLM& model, std::span<const 
       count_operators_of([&] { Update(model, rollouts, quiet).run(nullptr); });
   drop_gradients(model);
   return counts;
-}
-
-DenseSizes dense_sizes(const ModelConfig& config) {
-  return {config.hidden_size, config.num_layers,        config.num_query_heads, config.num_kv_heads,
-          config.head_dim,    config.intermediate_size, config.vocab_size};
 }
 
 }  // namespace zorro

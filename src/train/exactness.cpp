@@ -148,7 +148,8 @@ ExactnessReport compare_to_truth(const ArmNumbers& arm, const ArmNumbers& naive,
 
 void round_weights_to_bfloat16(CausalLM& model) {
   const at::NoGradGuard no_grad;
-  for (const Weight& weight : model.weights()) weight.slot->copy_(weight.slot->to(at::kBFloat16));
+  for (const Weight& weight : model.weights())
+    if (!weight.keep_float32) weight.slot->copy_(weight.slot->to(at::kBFloat16));
 }
 
 }  // namespace zorro

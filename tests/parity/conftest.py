@@ -6,6 +6,7 @@ import json
 import os
 import random
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-from transformers.models.qwen3 import modeling_qwen3
+
+from tests.tiny_models import FAMILIES, VOCABULARY, build_model
 
 ROOT = Path(__file__).resolve().parents[2]
-VOCABULARY = 320
 
 
 def command_path() -> Path:
@@ -45,37 +45,6 @@ def zorro() -> Callable[..., str]:
     return run
 
 
-def build_model(seed: int, **settings: Any) -> Qwen3ForCausalLM:
-    """A tiny model with weights wide enough that logits are not flat (bugs hide in flat ones)."""
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        **{
-            "vocab_size": VOCABULARY,
-            "hidden_size": 48,
-            "intermediate_size": 96,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "max_position_embeddings": 512,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-            "tie_word_embeddings": False,
-            "attn_implementation": "eager",
-            **settings,
-        }
-    )
-    model = Qwen3ForCausalLM(config)
-    embedding_width = 0.4 if config.tie_word_embeddings else 1.0  # as a head, 1 is too sharp
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            wide = torch.randn_like(weight)
-            if "norm" in name:
-                weight.copy_(1 + 0.2 * wide)
-            else:
-                weight.copy_(embedding_width * wide if "embed" in name else 0.2 * wide)
-    return model
-
-
 def use_old_rope_layout(folder: Path) -> None:
     """Rewrite config.json as older transformers wrote it: rope_theta at the top level."""
     path = folder / "config.json"
@@ -92,7 +61,7 @@ class TinyModel:
     """A live transformers model and the folder that it was saved to."""
 
     name: str
-    model: Qwen3ForCausalLM
+    model: Any
     folder: Path
 
 
@@ -101,10 +70,43 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
     "bias": {"attention_bias": True},
     "old_rope": {},
+    "moe": FAMILIES["qwen3-moe"],
+    "next": FAMILIES["qwen3-next-moe"],
+    "3_5": FAMILIES["qwen3.6"],
+    "3_5_moe": FAMILIES["qwen3.6-moe"],
+    "llama": {
+        "model_type": "llama",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "qwen2": {
+        "model_type": "qwen2",
+        "head_dim": 12,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "linear_rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
 }
+SLOW_VARIANTS = {"bias", "old_rope", "mistral", "linear_rope", "3_5_moe"}  # quick ones cover what they add
 
 
-@pytest.fixture(scope="session", params=list(VARIANTS))
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW_VARIANTS else []) for name in VARIANTS],
+)
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """Each variant once a session."""
     name = request.param
@@ -174,7 +176,7 @@ class Scores:
     entropy: torch.Tensor
 
 
-def score_row(model: Qwen3ForCausalLM, line: Line, temperature: float = 1.0) -> Scores:
+def score_row(model: Any, line: Line, temperature: float = 1.0) -> Scores:
     """One row alone: no padding, no neighbours, no cache."""
     ids = torch.tensor([line.prompt + line.response])
     logits = model(input_ids=ids, use_cache=False).logits[0]
@@ -200,9 +202,9 @@ def rollouts(lines: list[Line], tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="session")
-def qwen3_module() -> Any:
+def modeling_module(tiny: TinyModel) -> Any:
     """The module that the fixture true_float64 changes."""
-    return modeling_qwen3
+    return sys.modules[type(tiny.model).__module__]
 
 
 @pytest.fixture(scope="session", name="score_row")

@@ -9,42 +9,25 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from arctic_platform.rl.zorro_train import Qwen3ModelOncePatcher
 from arctic_platform.rl.zorro_train.tests import create_dummy_batch
+from tests.tiny_models import FAMILIES, build_model
 
 VOCABULARY = 131
+LLF = ["linear_attention", "linear_attention", "full_attention"]
+SIZES = {"vocab_size": VOCABULARY, "num_hidden_layers": 3, "max_position_embeddings": 4096}
 MODELS: dict[str, dict[str, Any]] = {
-    "tiny-random-Qwen3": {},
-    "tiny-random-Qwen3-tied": {"tie_word_embeddings": True},
+    "tiny-random-Qwen3": SIZES,
+    "tiny-random-Qwen3-tied": {**SIZES, "tie_word_embeddings": True},
+    **{f"tiny-random-{name}": {**family, **SIZES, **layers} for name, family, layers in (
+        ("Qwen3-MoE", FAMILIES["qwen3-moe"], {}),
+        ("Qwen3-Next-MoE", FAMILIES["qwen3-next-moe"], {"layer_types": LLF}),
+        ("Qwen3.6", FAMILIES["qwen3.6"], {"layer_types": LLF}),
+        ("Qwen3.6-MoE", FAMILIES["qwen3.6-moe"], {"layer_types": LLF}),
+    )},
 }
-
-
-def tiny_qwen3(**settings: Any) -> Qwen3ForCausalLM:
-    """Weights wide enough that logits are not flat: bugs hide in flat ones."""
-    torch.manual_seed(11)
-    config = Qwen3Config(
-        **{
-            "vocab_size": VOCABULARY,
-            "hidden_size": 48,
-            "intermediate_size": 80,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": False,
-            **settings,
-        }
-    )
-    model = Qwen3ForCausalLM(config)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            wide = torch.randn_like(weight)
-            width = 0.5 if "embed" in name else 0.2
-            weight.copy_(1 + 0.2 * wide if "norm" in name else width * wide)
-    return model.eval()
 
 
 @pytest.fixture(scope="session")
@@ -55,25 +38,27 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     def folder(name: str) -> Path:
         path = root / name
         if not path.exists():
-            tiny_qwen3(**MODELS[name]).save_pretrained(path)
+            build_model(11, **MODELS[name]).save_pretrained(path)
         return path
 
     return folder
 
 
 @pytest.fixture(scope="session")
-def load(model_folder: Callable[[str], Path]) -> Callable[..., Qwen3ForCausalLM]:
+def load(model_folder: Callable[[str], Path]) -> Callable[..., Any]:
     """A fresh model of a name: `load("tiny-random-Qwen3", attn_implementation="sdpa", dtype=torch.float64)`."""
 
-    def fresh(name: str = "tiny-random-Qwen3", **settings: Any) -> Qwen3ForCausalLM:
+    def fresh(name: str = "tiny-random-Qwen3", **settings: Any) -> Any:
         settings = {"dtype": torch.float32, "attn_implementation": "eager", **settings}
+        if "MoE" in name:
+            settings["experts_implementation"] = "eager"  # the default kernel refuses float64
         return AutoModelForCausalLM.from_pretrained(model_folder(name), **settings).eval()
 
     return fresh
 
 
 @pytest.fixture
-def model(load: Callable[..., Qwen3ForCausalLM]) -> Qwen3ForCausalLM:
+def model(load: Callable[..., Any]) -> Any:
     """A fresh tiny Qwen3, float32, eager."""
     return load()
 

@@ -43,7 +43,7 @@ def test_a_forbidden_token_adds_nothing() -> None:
 
 def test_autocast_casts_the_inputs() -> None:
     q = torch.randn(5, 2, 8)
-    until, nodes = ops.replicated_structure(torch.tensor([2, 3]))
+    until, nodes, _ = ops.replicated_structure(torch.tensor([2, 3]))
     with torch.autocast("cpu", torch.bfloat16):
         out, lse = ops.forest_attention(q, q, q, until, nodes, 1.0, 0, "fused")
     rounded = q.bfloat16()
@@ -54,7 +54,8 @@ def test_autocast_casts_the_inputs() -> None:
 
 
 def test_empty_rows_have_no_node() -> None:
-    until, nodes = ops.replicated_structure(torch.tensor([2, 0, 3]))
+    until, nodes, previous = ops.replicated_structure(torch.tensor([2, 0, 3]))
+    assert previous.tolist() == [-1, 0, -1, 2, 3]
     assert until.tolist() == [2, 2, 5, 5, 5]
     assert nodes.tolist() == [[0, 2, 2, -1, 0], [2, 5, 5, -1, 0]]
 
@@ -65,7 +66,7 @@ def test_arguments_are_checked() -> None:
         ops.build_forest(ids, None, None, 2, "all", 64)
     with pytest.raises(ValueError, match="prompt_length and response_length must have one value a sample"):
         ops.plan_micro_batches(torch.zeros(2), torch.zeros(1), torch.zeros(2), 10, 0)
-    with pytest.raises(ValueError, match="sizes must be hidden, layers"):
-        ops.speedup_bound(ids, None, 2, [1])
+    with pytest.raises(RuntimeError, match="config: is not valid JSON"):
+        ops.speedup_bound(ids, None, 2, "{")
     with pytest.raises(ValueError, match=r"logits must be \[U, V\]"):
         ops.logits_logprob(torch.zeros(3), torch.zeros(1), torch.zeros(1), torch.ones(()))

@@ -27,11 +27,16 @@ def layer_arguments(forest: Forest, path: str, split: bool) -> dict[str, Any]:
     result is folded back: a test aid that costs the naive batch's attention.
     """
     if split:
-        return {"zorro_path": path, "zorro_structure": (forest.visible_until, forest.nodes)}
-    until, nodes = ops.replicated_structure(forest.lengths)
+        structure = (forest.visible_until, forest.nodes, forest.previous)
+        return {"zorro_path": path, "zorro_structure": structure}
+    device = forest.replicated.device
+    until, nodes, previous = ops.replicated_structure(forest.lengths)
     copies = (forest.replicated, forest.first_copy)
-    until = until.to(forest.replicated.device)
-    return {"zorro_path": path, "zorro_structure": (until, nodes), "zorro_copies": copies}
+    return {
+        "zorro_path": path,
+        "zorro_structure": (until.to(device), nodes, previous.to(device)),
+        "zorro_copies": copies,
+    }
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class ForestAttention:
                 module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
             )
             return result
-        until, nodes = structure
+        until, nodes, _ = structure
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
         copies = kwargs.get("zorro_copies")
         if copies is not None:

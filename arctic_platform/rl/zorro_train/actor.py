@@ -257,15 +257,6 @@ class DeduplicatedActor:
 
     def speedup_bound(self, batch: Batch) -> tuple[float, float]:
         """(rho, S) of a batch on this model: its token ratio, and the largest possible speed-up by FLOPs."""
-        config = self.model.config
-        sizes = [
-            config.hidden_size,
-            config.num_hidden_layers,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            config.intermediate_size,
-            config.vocab_size,
-        ]
-        rho, bound = ops.speedup_bound(batch["input_ids"], batch.get("attention_mask"), response_width(batch), sizes)
+        config = self.model.config.to_json_string(use_diff=False)
+        rho, bound = ops.speedup_bound(batch["input_ids"], batch.get("attention_mask"), response_width(batch), config)
         return rho, bound

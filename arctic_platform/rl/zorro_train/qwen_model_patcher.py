@@ -8,14 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
-from transformers import Qwen3ForCausalLM
 from transformers.modeling_outputs import ModelOutput
 
-from arctic_platform.rl.zorro_train import _attention
+from arctic_platform.rl.zorro_train import _attention, _linear_attention
 from arctic_platform.rl.zorro_train._forest import Forest
 from arctic_platform.rl.zorro_train._head import HeadCall, HeadForward, current_call
 
+FAMILIES = (
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+)
 LOGITS_MODES = ("none", "compute", "memory")
 FUSED_NAMES = ("fused", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 PATH_OF = {"eager": "composed", **dict.fromkeys(FUSED_NAMES, "fused")}
@@ -89,16 +96,23 @@ class Settings:
 
 
 def find_causal_lm(model: nn.Module) -> nn.Module:
-    """The Qwen3ForCausalLM in `model`, which may be wrapped (PEFT, DDP, compiled).
+    """The language model of a supported family in `model`, which may be wrapped (PEFT, DDP, compiled).
 
     Raises NotImplementedError naming what is there instead, or what about it is not supported.
     """
-    found = next((module for module in model.modules() if isinstance(module, Qwen3ForCausalLM)), None)
+    families = tuple(getattr(transformers, name) for name in FAMILIES if hasattr(transformers, name))
+    found = next((module for module in model.modules() if isinstance(module, families)), None)
     if found is None:
         raise NotImplementedError(
-            f"[zorro] model must be a Qwen3ForCausalLM, got {type(model).__name__}. Other families are not supported."
+            f"[zorro] model must be one of {', '.join(FAMILIES)}, got {type(model).__name__}. "
+            "Other families are not supported."
         )
     config = found.config
+    is_hybrid = "linear_attention" in (getattr(config, "layer_types", None) or ())
+    _refuse(
+        is_hybrid and not _linear_attention.is_supported(found),
+        f"{type(found).__name__} needs transformers 5.17 or later, got {transformers.__version__}.",
+    )
     _refuse(
         "sliding_attention" in (getattr(config, "layer_types", None) or ()),
         "the model must not use sliding-window attention, got layers of type sliding_attention. "
@@ -111,6 +125,16 @@ def find_causal_lm(model: nn.Module) -> nn.Module:
         f"rope_type must not depend on the batch, got {rope_type}. Use default, linear, llama3 or yarn.",
     )
     return found
+
+
+def _no_mask(model: nn.Module) -> Any:
+    """A mask argument from which transformers builds no mask: the forest says who sees whom.
+
+    Most families take a dictionary by layer type as it is; Qwen3-MoE takes a 4-D mask as it is.
+    """
+    if model.config.model_type == "qwen3_moe":
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    return {"full_attention": None, "linear_attention": None}
 
 
 def _active_dropout(model: nn.Module) -> str | None:
@@ -165,11 +189,13 @@ class Installed:
         for attribute, value in self.patches.items():
             setattr(model, attribute, value)
         self._name_attention(name)
+        _linear_attention.intercept(model)
         self._head()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         _attention.register(self.attention)  # another process may not know the name
+        _linear_attention.intercept(self.model)
 
     def _name_attention(self, name: str) -> None:
         for config in {id(m.config): m.config for m in (self.model, self.model.base_model)}.values():
@@ -211,6 +237,7 @@ class Installed:
                 setattr(self.model, name, value)
         self._restore_head()
         self._name_attention(self.attention)
+        _linear_attention.release(self.model)
         del self.model._zorro
 
     @contextmanager
@@ -271,10 +298,11 @@ class Installed:
             output = self.original_forward(
                 input_ids=forest.token_ids.unsqueeze(0),
                 position_ids=forest.positions,
-                attention_mask={"full_attention": None},  # the forest is the mask: none is built
+                attention_mask=_no_mask(self.model),
                 use_cache=False,
                 logits_to_keep=forest.predictors,
                 return_dict=True,
+                **({"output_router_logits": False} if hasattr(self.model.config, "num_experts") else {}),
                 **_attention.layer_arguments(forest, path, settings.split),
                 **given,
             )
@@ -315,7 +343,7 @@ class Installed:
 
 
 class Qwen3ModelOncePatcher:
-    """Patches a live Qwen3 model so that a call computes each shared prompt once, forward and backward.
+    """Patches a live Qwen model so that a call computes each shared prompt once, forward and backward.
 
     After `patch_forward()` a *ZoRRo call*,
 
@@ -330,7 +358,8 @@ class Qwen3ModelOncePatcher:
     `torch.autocast`, frozen parameters, tied heads and compiled decoder layers.
 
     Args:
-        model: a Qwen3ForCausalLM, or a module that holds one.
+        model: a Qwen3, Qwen3-MoE, Qwen3-Next or Qwen3.5 (dense or MoE) causal language model, or a module that holds
+            one. The hybrid families need transformers 5.17.
         response_len: width of the response block.
         max_token_len: accepted for callers that plan by it; a call computes what it is given.
         rollout_n: rollouts of a prompt; a hint, never trusted.

@@ -3,11 +3,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "zorro/io/model_config.h"
+#include "zorro/io/safetensors.h"
 #include "zorro/nn/mixer.h"
 #include "zorro/ops/linear_logprob.h"
 
@@ -26,6 +28,11 @@ struct ForwardOptions {
   /// Keep only each layer's input for backward and recompute the rest. Changes no gradient.
   bool checkpointing = false;
   LinearLogprobOptions head;
+};
+
+struct ForwardResult {
+  at::Tensor hidden;                      ///< [T, hidden]
+  std::vector<at::Tensor> router_logits;  ///< [T, experts] of each sparse layer
 };
 
 struct ModelOptions {
@@ -53,8 +60,11 @@ class CausalLM {
                                           double std = 0.02, const ModelOptions& options = {});
 
   /// Final hidden rows of every packed token, after the last norm: [T, hidden].
-  virtual at::Tensor hidden_states(const Batch& batch,
-                                   const ForwardOptions& options = {}) const = 0;
+  at::Tensor hidden_states(const Batch& batch, const ForwardOptions& options = {}) const {
+    return forward(batch, options).hidden;
+  }
+  /// The same with the router logits of the sparse layers.
+  virtual ForwardResult forward(const Batch& batch, const ForwardOptions& options = {}) const = 0;
 
   /// Log-probabilities and entropies of every scored token, sample after sample: [M] each.
   /// temperature: [] or [M].
@@ -69,6 +79,10 @@ class CausalLM {
   /// Every weight once, in checkpoint order; a tied head is not listed. Slots are leaf tensors that
   /// require gradients.
   virtual std::vector<Weight> weights() = 0;
+  /// One tensor a weight under the names of the checkpoint that was read: a stack of experts comes
+  /// apart where the file has them one by one. `of` gives a tensor of the weight's shape.
+  virtual NamedTensors by_checkpoint_name(
+      const std::function<at::Tensor(const Weight&)>& of) = 0;
   virtual const at::Tensor& head_weight()
       const = 0;  ///< [V, hidden]; the embedding itself when tied
   virtual const ModelConfig& config() const = 0;

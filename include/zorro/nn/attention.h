@@ -1,6 +1,7 @@
 #pragma once
 
 #include "zorro/nn/mixer.h"
+#include "zorro/nn/rms_norm.h"
 
 namespace zorro {
 
@@ -9,8 +10,11 @@ struct AttentionModuleOptions {
   int64_t query_heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  bool bias = false;     ///< biases on q, k, v and o
-  bool qk_norm = false;  ///< root-mean-square norm of each query and key head
+  bool bias = false;         ///< biases on q, k and v
+  bool output_bias = false;  ///< a bias on o
+  bool qk_norm = false;      ///< root-mean-square norm of each query and key head
+  NormKind norm = NormKind::kPlain;
+  bool gate = false;  ///< q_proj holds a gate behind each head's query; its sigmoid scales the head
   double norm_eps = 1e-6;
 };
 
@@ -18,6 +22,7 @@ struct AttentionModuleOptions {
 class Attention final : public TokenMixer {
  public:
   explicit Attention(const AttentionModuleOptions& options) : options_(options) {}
+  const char* name() const override { return "self_attn."; }
   std::pair<at::Tensor, MixerContext> forward(const at::Tensor& x, const LayerInput& input,
                                               const MixerContext& prefix) const override;
   std::vector<Weight> weights() override;

@@ -25,7 +25,8 @@ struct GatedDeltaResult {
 ///
 /// Shapes    q, k [T, Hk, dk] · v [T, Hv, dv] · g, beta [T, Hv], g <= 0 · nodes [N, 5] int64 on the
 ///           CPU as in ForestTensors
-/// Types     float64, float32, bfloat16 (q, k, v of one dtype, g and beta any); state and arithmetic
+/// Types     float64, float32, bfloat16 (q, k, v of one dtype, g and beta any); state and
+/// arithmetic
 ///           in float32, float64 for float64.
 /// Gradients q, k, v, g, beta, initial; a state's gradient is the sum over its children in their
 ///           order. Once differentiable. Saves the inputs and one state a chunk of 64 tokens.

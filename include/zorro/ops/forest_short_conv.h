@@ -9,8 +9,8 @@ namespace zorro {
 /// y[t] = sum_j weight[:, K - 1 - j] u[j-th token before t on its path], 0 where the path begins.
 ///
 /// Shapes    u [T, C] · weight [C, K], K >= 1 · previous [T] int64, each below its own index, -1 at
-///           a root · q_begin: only tokens from there on are computed, u still has them all. Returns
-///           [T - q_begin, C].
+///           a root · q_begin: only tokens from there on are computed, u still has them all.
+///           Returns [T - q_begin, C].
 /// Types     float64, float32 or bfloat16, one dtype and device; sums in float32 or better, rounded
 ///           once.
 /// Gradients u and weight; a shared token receives the sum over those that read it, in packed

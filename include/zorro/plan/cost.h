@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "zorro/forest/prefix_forest.h"
 
@@ -13,6 +14,15 @@ struct ModelCost {
   double head_per_row =
       0;  ///< one row of the output head: 2 forward + 4 backward times hidden * vocabulary
 };
+
+/// What a layer kind multiplies, in weights a token: products with these many weights each.
+struct LayerWeights {
+  int64_t layers = 0;      ///< how many of the kind
+  double weights = 0;      ///< weights of the matrix products of one, a token
+  double query_width = 0;  ///< query heads * head_dim; 0: linear attention
+};
+/// The cost of any decoder from its kinds of layers.
+ModelCost decoder_cost(std::span<const LayerWeights> kinds, double hidden, double vocabulary);
 
 /// Sizes of a dense decoder, enough for its cost.
 struct DenseSizes {

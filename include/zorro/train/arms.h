@@ -102,7 +102,4 @@ struct AttentionTimes {
 AttentionTimes measure_naive_attention(const ModelConfig& config, int64_t num_samples,
                                        int64_t length, at::ScalarType dtype, AttentionPath path);
 
-/// A model's sizes as the cost model takes them.
-DenseSizes dense_sizes(const ModelConfig& config);
-
 }  // namespace zorro

@@ -46,8 +46,20 @@ TEST(ModelConfig, BothRopeLayoutsSayTheSame) {
   EXPECT_EQ(parse(config()).rope.theta, 10000);
 }
 
-TEST(ModelConfig, B14_ScalingThatIsNotWrittenIsRefusedByName) {
-  for (const char* type : {"yarn", "llama3", "linear", "dynamic", "surprise"}) {
+TEST(ModelConfig, B14_ScalingIsReadFromBothLayoutsAndWhatIsNotWrittenIsRefused) {
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const RopeConfig rope =
+        parse(
+            config(concat(",\"", key, R"(":{"rope_type":"yarn","factor":4,"attention_factor":1.5,)",
+                          R"("original_max_position_embeddings":64})")))
+            .rope;
+    EXPECT_EQ(rope.type, "yarn");
+    EXPECT_EQ(rope.factor, 4);
+    EXPECT_EQ(rope.original_max_positions, 64);
+    EXPECT_EQ(rope.attention_factor, 1.5);
+  }
+  expect_refused<CheckpointError>(config(R"(,"rope_scaling":{"rope_type":"linear"})"), "factor");
+  for (const char* type : {"dynamic", "longrope", "surprise"}) {
     expect_refused<NotSupported>(
         config(concat(R"(,"rope_scaling":{"rope_type":")", type, R"(","factor":4})")), type);
     expect_refused<NotSupported>(
@@ -58,7 +70,6 @@ TEST(ModelConfig, B14_ScalingThatIsNotWrittenIsRefusedByName) {
 }
 
 TEST(ModelConfig, WhatIsNotWrittenIsRefusedByName) {
-  expect_refused<NotSupported>(R"({"model_type":"qwen3_moe"})", "qwen3_moe");
   expect_refused<NotSupported>(R"({"model_type":"qwen4_exp"})", "qwen4_exp");
   expect_refused<NotSupported>(config(R"(,"quantization_config":{})"), "quantization_config");
   expect_refused<NotSupported>(config(R"(,"hidden_act":"gelu")"), "gelu");
@@ -104,6 +115,60 @@ TEST(ModelConfig, WhatIsWrittenIsReadBack) {
   EXPECT_EQ(second.dtype, "bfloat16");
   EXPECT_EQ(second.rope.theta, 5000);
   EXPECT_EQ(second.rms_norm_eps, 1e-5);
+}
+
+TEST(ModelConfig, FamiliesFillInWhatTheirFilesLeaveOut) {
+  const ModelConfig next = parse(R"({"model_type":"qwen3_next","num_hidden_layers":8})");
+  EXPECT_EQ(next.head_dim, 256);
+  EXPECT_EQ(next.rope.partial_rotary_factor, 0.25);
+  EXPECT_EQ(next.moe.experts, 512);
+  EXPECT_TRUE(next.moe.normalize);
+  ASSERT_EQ(next.layer_types.size(), 8U);
+  for (size_t layer = 0; layer < 8; ++layer)
+    EXPECT_EQ(next.layer_types[layer] == LayerType::kFullAttention, layer % 4 == 3) << layer;
+  const ModelConfig moe =
+      parse(R"({"model_type":"qwen3_moe","num_hidden_layers":4,"decoder_sparse_step":2,)"
+            R"("mlp_only_layers":[3],"num_local_experts":16})");
+  EXPECT_EQ(moe.sparse_layers, (std::vector<bool>{false, true, false, false}));
+  EXPECT_EQ(moe.moe.experts, 16);
+  EXPECT_FALSE(moe.moe.normalize);
+  EXPECT_EQ(moe.head_dim, 64);
+  EXPECT_TRUE(parse(R"({"model_type":"qwen3_5_moe_text"})").moe.normalize);
+  EXPECT_TRUE(parse(R"({"model_type":"qwen2"})").attention_bias);
+  EXPECT_FALSE(parse(R"({"model_type":"mistral","sliding_window":null,"attention_bias":true})")
+                   .attention_bias);
+}
+
+TEST(ModelConfig, B44_TheTextPartOfAWrappedFileIsRead) {
+  const ModelConfig read = parse(
+      R"({"model_type":"qwen3_5","tie_word_embeddings":false,"vision_config":{},"dtype":"bfloat16",)"
+      R"("text_config":{"model_type":"qwen3_5_text","hidden_size":64,"tie_word_embeddings":true}})");
+  EXPECT_EQ(read.model_type, "qwen3_5");
+  EXPECT_TRUE(read.is_wrapped);
+  EXPECT_EQ(read.hidden_size, 64);
+  EXPECT_FALSE(read.tie_word_embeddings);  // the outer file decides
+  EXPECT_EQ(read.dtype, "bfloat16");
+}
+
+TEST(ModelConfig, NonsenseOfTheFamiliesIsRefused) {
+  expect_refused<CheckpointError>(R"({"model_type":"qwen3_moe","num_experts_per_tok":200})",
+                                  "num_experts_per_tok");
+  expect_refused<CheckpointError>(
+      R"({"model_type":"qwen3_5","linear_num_key_heads":3,"linear_num_value_heads":4})",
+      "linear_num_value_heads");
+  expect_refused<CheckpointError>(
+      R"({"model_type":"qwen3_5","num_hidden_layers":2,"layer_types":["full_attention"]})",
+      "layer_types");
+  expect_refused<NotSupported>(
+      R"({"model_type":"qwen3_5","num_hidden_layers":1,"layer_types":["surprise"]})", "surprise");
+  expect_refused<NotSupported>(R"({"model_type":"qwen3_5","attn_output_gate":false})",
+                               "attn_output_gate");
+  expect_refused<CheckpointError>(R"({"model_type":"qwen3_moe","mlp_only_layers":[-1]})",
+                                  "mlp_only_layers");
+  expect_refused<CheckpointError>(R"({"model_type":"qwen3_5","partial_rotary_factor":2})",
+                                  "partial_rotary_factor");
+  expect_refused<NotSupported>(R"({"model_type":"mistral","sliding_window":64})", "sliding_window");
+  expect_refused<CheckpointError>(R"({"model_type":"qwen3_5","text_config":3})", "text_config");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "cpp/train/rollout_cases.h"
 #include "zorro/core/error.h"
+#include "zorro/train/model_cost.h"
 
 namespace zorro {
 namespace {
@@ -33,7 +34,7 @@ TEST(Race, ReportsWorkAndBoundOfBothArms) {
   EXPECT_EQ(result.naive.work.predictors, 2 * 4 * 6);
   EXPECT_EQ(result.dedup.work.predictors, 2 * (1 + 4 * 5));
   EXPECT_DOUBLE_EQ(result.token_ratio, 240.0 / 96.0);
-  const ModelCost cost_model = dense_cost(dense_sizes(tiny_config()));
+  const ModelCost cost_model = model_cost(tiny_config());
   EXPECT_DOUBLE_EQ(result.naive.flops.total(), cost(result.naive.work, cost_model).total());
   EXPECT_DOUBLE_EQ(result.bound, result.naive.flops.total() / result.dedup.flops.total());
   EXPECT_EQ(result.dedup.runs.size(), 2U);

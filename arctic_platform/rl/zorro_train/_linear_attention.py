@@ -1,0 +1,119 @@
+"""Linear attention of the hybrid families.
+
+transformers has no interface for it, but its layers hand their keyword arguments to two functions of the modeling
+module, the short convolution and the gated delta rule. While a model of a family is patched these two are ours: on a
+call that carries a forest they run `torch.ops.zorro`, on any other they are the functions that were there.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+
+from arctic_platform.rl.zorro_train._native import ops
+
+CONVOLUTION = "causal_conv1d_fn"
+DELTA_RULE = "torch_chunk_gated_delta_rule"
+
+
+def _modeling_module(model: nn.Module) -> Any:
+    """The modeling module of a model's class, of its base when a wrapper has made a class of its own (FSDP2)."""
+    for base in type(model).__mro__:
+        if base.__module__.startswith("transformers.models."):
+            return sys.modules[base.__module__]
+    return sys.modules[type(model).__module__]
+
+
+def has_linear_attention(model: nn.Module) -> bool:
+    """Whether any layer is linear attention."""
+    return "linear_attention" in (getattr(model.config, "layer_types", None) or ())
+
+
+def is_supported(model: nn.Module) -> bool:
+    """Whether the modeling module calls the two functions by name and its layers pass keyword arguments on."""
+    module = _modeling_module(model)
+    if not all(callable(getattr(module, name, None)) for name in (CONVOLUTION, DELTA_RULE)):
+        return False
+    layers = (child.linear_attn for child in model.modules() if hasattr(child, "linear_attn"))
+    return all(
+        any(p.kind is p.VAR_KEYWORD for p in inspect.signature(type(layer).forward).parameters.values())
+        for layer in layers
+    )
+
+
+def _copied(x: torch.Tensor, copies: Any) -> torch.Tensor:
+    return x if copies is None else x.index_select(0, copies[0])
+
+
+def _folded(x: torch.Tensor, copies: Any) -> torch.Tensor:
+    return x if copies is None else x.index_select(0, copies[1])
+
+
+@dataclass
+class Interception:
+    """The functions of one modeling module, and how many patched models need them."""
+
+    module: Any
+    convolution: Callable[..., Any]
+    delta_rule: Callable[..., Any]
+    users: WeakSet[nn.Module] = field(default_factory=WeakSet)
+
+    def convolve(self, x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """x `[1, C, T]`, weight `[C, K]` -> `[1, C, T]` with SiLU applied."""
+        structure = kwargs.get("zorro_structure")
+        if structure is None:
+            result: torch.Tensor = self.convolution(x, weight, *args, **kwargs)
+            return result
+        copies = kwargs.get("zorro_copies")
+        u = _copied(x[0].t(), copies)
+        y = nn.functional.silu(ops.forest_short_conv(u, weight.to(u.dtype), structure[2], 0))
+        return _folded(y, copies).t().unsqueeze(0)
+
+    def apply_rule(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, Any]:
+        """query, key `[1, T, Hv, dk]`, value `[1, T, Hv, dv]`, g and beta `[1, T, Hv]` -> (`[1, T, Hv, dv]`, None)."""
+        structure = kwargs.get("zorro_structure")
+        if structure is None:
+            result: tuple[torch.Tensor, Any] = self.delta_rule(query, key, value, *args, **kwargs)
+            return result
+        copies = kwargs.get("zorro_copies")
+        inputs = (query, key, value, kwargs["g"], kwargs["beta"])
+        q, k, v, g, beta = (_copied(x[0], copies) for x in inputs)
+        out, _ = ops.normalized_gated_delta(q, k, v.to(q.dtype), g, beta, structure[1].cpu())
+        return _folded(out, copies).unsqueeze(0), None
+
+
+_interceptions: dict[str, Interception] = {}
+
+
+def intercept(model: nn.Module) -> None:
+    """Puts our functions in place for a model that has linear attention."""
+    if not has_linear_attention(model):
+        return
+    module = _modeling_module(model)
+    found = _interceptions.get(module.__name__)
+    if found is None:
+        found = Interception(module, getattr(module, CONVOLUTION), getattr(module, DELTA_RULE))
+        _interceptions[module.__name__] = found
+        setattr(module, CONVOLUTION, found.convolve)
+        setattr(module, DELTA_RULE, found.apply_rule)
+    found.users.add(model)
+
+
+def release(model: nn.Module) -> None:
+    """Puts the original functions back when no patched model of the family is left."""
+    if not has_linear_attention(model):
+        return
+    module = _modeling_module(model)
+    found = _interceptions[module.__name__]
+    found.users.discard(model)
+    if not found.users:
+        setattr(module, CONVOLUTION, found.convolution)
+        setattr(module, DELTA_RULE, found.delta_rule)
+        del _interceptions[module.__name__]
