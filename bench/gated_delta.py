@@ -60,9 +60,7 @@ def main() -> int:
     for repeat in range(sizes.repeats + 1):
         our_time, our_gradients = seconds(ours, inputs)
         their_time, their_gradients = seconds(theirs, inputs)
-        errors = [
-            ((a - b).norm() / b.norm()).item() for a, b in zip(our_gradients, their_gradients, strict=True)
-        ]
+        errors = [((a - b).norm() / b.norm()).item() for a, b in zip(our_gradients, their_gradients, strict=True)]
         if repeat > 0:  # the first warms up
             times["ours"].append(our_time)
             times["theirs"].append(their_time)

@@ -18,7 +18,7 @@ struct TrainOptions {
   std::vector<double> betas{0.9, 0.999};
   PolicyLossOptions policy;
   AdamWOptions optimizer;
-  double max_grad_norm = 1;
+  double max_grad_norm = 1, router_coef = 0;
   int64_t updates = 1;
 };
 
@@ -37,6 +37,7 @@ UpdateOptions update_options(const TrainOptions& options) {
   update.micro_batches = {options.common.max_tokens, 0};
   update.temperature = options.common.temperature;
   update.max_grad_norm = options.max_grad_norm;
+  update.router_coef = options.router_coef;
   return update;
 }
 
@@ -45,6 +46,7 @@ Json to_json(const UpdateMetrics& metrics, int64_t update) {
           {"loss", metrics.loss},
           {"policy_loss", metrics.policy_loss},
           {"kl", metrics.kl},
+          {"router_loss", metrics.router_loss},
           {"entropy", metrics.entropy},
           {"clip_fraction", metrics.clip_fraction},
           {"approx_kl", metrics.approx_kl},
@@ -152,6 +154,11 @@ void add_loss_options(CLI::App& command, TrainOptions& options) {
       ->capture_default_str();
   command.add_option("--kl", options.kl, "Estimator of the KL to ref_logprobs")
       ->check(CLI::IsMember({"none", "k1", "k3"}))
+      ->capture_default_str();
+  command
+      .add_option("--router-coef", options.router_coef,
+                  "Factor of the router balance loss of sparse models")
+      ->check(not_negative())
       ->capture_default_str();
   command.add_option("--kl-coef", options.policy.kl_coef, "Factor of the KL term")
       ->check(not_negative())

@@ -63,9 +63,15 @@ std::unique_ptr<CausalLM> CausalLM::random(const ModelConfig& config, uint64_t s
 
 LogprobResult CausalLM::score(const Batch& batch, const at::Tensor& temperature,
                               const ForwardOptions& options) const {
+  return score_hidden(hidden_states(batch, options), batch, temperature, options.head);
+}
+
+LogprobResult CausalLM::score_hidden(const at::Tensor& hidden, const Batch& batch,
+                                     const at::Tensor& temperature,
+                                     const LinearLogprobOptions& head) const {
   const ForestTensors& forest = batch.tensors;
-  const at::Tensor hidden = hidden_states(batch, options).index_select(0, forest.predictors);
-  return linear_logprob(hidden, head_weight(), forest.row, forest.label, temperature, options.head);
+  return linear_logprob(hidden.index_select(0, forest.predictors), head_weight(), forest.row,
+                        forest.label, temperature, head);
 }
 
 LogprobResult CausalLM::score(const Batch& batch, const ForwardOptions& options) const {

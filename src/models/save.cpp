@@ -21,8 +21,7 @@ bool is_companion(const std::string& name) {
 
 }  // namespace
 
-NamedTensors DecoderModel::by_checkpoint_name(
-    const std::function<at::Tensor(const Weight&)>& of) {
+NamedTensors DecoderModel::by_checkpoint_name(const std::function<at::Tensor(const Weight&)>& of) {
   const std::vector<Weight> list = weights();
   std::vector<std::string> names;
   std::map<std::string, std::string> spelling;

@@ -1,5 +1,6 @@
 #include "zorro/train/policy_update.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -8,6 +9,7 @@
 #include <limits>
 
 #include "zorro/core/error.h"
+#include "zorro/ops/router_balance.h"
 #include "zorro/train/score.h"
 
 namespace zorro {
@@ -49,7 +51,8 @@ void fill_means(UpdateMetrics& metrics, const PolicyLossResult& sums,
   metrics.approx_kl = sums.approx_kl_sum / tokens;
   metrics.mean_ratio = sums.ratio_sum / tokens;
   metrics.loss = metrics.policy_loss + options.loss.kl_coef * metrics.kl -
-                 options.loss.entropy_coef * metrics.entropy;
+                 options.loss.entropy_coef * metrics.entropy +
+                 options.router_coef * metrics.router_loss;
 }
 
 void add(PolicyLossResult& sums, const PolicyLossResult& part) {
@@ -61,14 +64,33 @@ void add(PolicyLossResult& sums, const PolicyLossResult& part) {
   sums.ratio_sum += part.ratio_sum;
 }
 
-PolicyLossResult loss_of(CausalLM& model, RolloutBatch& batch, int64_t denominator,
-                         const UpdateOptions& options) {
-  const LogprobResult scores = model.score(batch.batch, batch.temperature, options.forward);
+struct BatchLoss {
+  PolicyLossResult policy;
+  at::Tensor total;        ///< to differentiate
+  double router_loss = 0;  ///< times its share
+};
+
+BatchLoss loss_of(CausalLM& model, RolloutBatch& batch, int64_t denominator,
+                  int64_t replicated_tokens, const UpdateOptions& options) {
+  const ForwardResult forward = model.forward(batch.batch, options.forward);
+  const LogprobResult scores =
+      model.score_hidden(forward.hidden, batch.batch, batch.temperature, options.forward.head);
   PolicyLossInput inputs = batch.inputs;
   inputs.logprob = scores.logprob;
   inputs.entropy = scores.entropy;
   if (!inputs.old_logprob.defined()) inputs.old_logprob = scores.logprob.detach();
-  return policy_loss(inputs, denominator, options.loss);
+  BatchLoss result{policy_loss(inputs, denominator, options.loss), {}, 0};
+  result.total = result.policy.loss;
+  if (options.router_coef == 0 || forward.router_logits.empty()) return result;
+  const double share = static_cast<double>(batch.batch.forest.num_replicated_tokens()) /
+                       static_cast<double>(replicated_tokens);
+  const at::Tensor router =
+      router_balance_loss(forward.router_logits, batch.batch.tensors.multiplicity,
+                          model.config().moe.choices) *
+      share;
+  result.total = result.total + router * options.router_coef;
+  result.router_loss = router.item<double>();
+  return result;
 }
 
 }  // namespace
@@ -85,20 +107,24 @@ UpdateMetrics accumulate_gradients(CausalLM& model, std::span<const Rollout> rol
   metrics.num_micro_batches = static_cast<int64_t>(batches.size());
   metrics.seconds_plan = seconds_since(start);
 
+  int64_t all_tokens = 0;
+  for (const RolloutBatch& batch : batches)
+    all_tokens += batch.batch.forest.num_replicated_tokens();
   PolicyLossResult sums;
   for (size_t i = 0; i < batches.size(); ++i) {
     RolloutBatch& batch = batches[i];
     metrics.scored_tokens += batch.batch.forest.num_scored();
     metrics.packed_tokens += batch.batch.forest.num_tokens();
     metrics.replicated_tokens += batch.batch.forest.num_replicated_tokens();
-    if (batch.batch.forest.num_scored() > 0) {
+    if (batch.batch.forest.num_scored() > 0 || options.router_coef != 0) {
       start = Clock::now();
-      const PolicyLossResult part = loss_of(model, batch, metrics.loss_tokens, options);
+      const BatchLoss part = loss_of(model, batch, metrics.loss_tokens, all_tokens, options);
       metrics.seconds_forward += seconds_since(start);
       start = Clock::now();
-      part.loss.backward();
+      part.total.backward();
       metrics.seconds_backward += seconds_since(start);
-      add(sums, part);
+      metrics.router_loss += part.router_loss;
+      add(sums, part.policy);
     }
     batch = {};  // frees the device view before the following one is used
     if (progress) progress(static_cast<int64_t>(i) + 1, metrics.num_micro_batches);

@@ -76,7 +76,9 @@ def test_flags_exist() -> None:
 
 
 def test_the_python_example_runs() -> None:
-    (block,) = [text for language, text in FENCE.findall((ROOT / "docs" / "python.md").read_text()) if language == "python"]
+    (block,) = [
+        text for language, text in FENCE.findall((ROOT / "docs" / "python.md").read_text()) if language == "python"
+    ]
     done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "torch.Size([6]) torch.Size([6])\n"

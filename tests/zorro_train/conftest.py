@@ -21,12 +21,15 @@ SIZES = {"vocab_size": VOCABULARY, "num_hidden_layers": 3, "max_position_embeddi
 MODELS: dict[str, dict[str, Any]] = {
     "tiny-random-Qwen3": SIZES,
     "tiny-random-Qwen3-tied": {**SIZES, "tie_word_embeddings": True},
-    **{f"tiny-random-{name}": {**family, **SIZES, **layers} for name, family, layers in (
-        ("Qwen3-MoE", FAMILIES["qwen3-moe"], {}),
-        ("Qwen3-Next-MoE", FAMILIES["qwen3-next-moe"], {"layer_types": LLF}),
-        ("Qwen3.6", FAMILIES["qwen3.6"], {"layer_types": LLF}),
-        ("Qwen3.6-MoE", FAMILIES["qwen3.6-moe"], {"layer_types": LLF}),
-    )},
+    **{
+        f"tiny-random-{name}": {**family, **SIZES, **layers}
+        for name, family, layers in (
+            ("Qwen3-MoE", FAMILIES["qwen3-moe"], {}),
+            ("Qwen3-Next-MoE", FAMILIES["qwen3-next-moe"], {"layer_types": LLF}),
+            ("Qwen3.6", FAMILIES["qwen3.6"], {"layer_types": LLF}),
+            ("Qwen3.6-MoE", FAMILIES["qwen3.6-moe"], {"layer_types": LLF}),
+        )
+    },
 }
 
 

@@ -17,7 +17,9 @@ F64 = torch.float64
 
 def random_forest(lengths: list[int], parents: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """(nodes [N, 5], previous [T]) of nodes in depth-first order."""
-    begin, rows, previous = 0, [], []
+    begin = 0
+    rows: list[list[int]] = []
+    previous: list[int] = []
     for length, parent in zip(lengths, parents, strict=True):
         before = -1 if parent < 0 else rows[parent][1] - 1
         previous += [before, *range(begin, begin + length - 1)]
@@ -96,7 +98,7 @@ def test_gated_delta_is_its_recurrence(forest: Any) -> None:
         (expected * upstream).sum() + sum((states[end] * of_states[i]).sum() for i, end in enumerate(ends)), inputs
     )
     ours = torch.autograd.grad((out * upstream).sum() + (finals * of_states).sum(), inputs)
-    for name, a, b in zip("q k v g beta".split(), ours, theirs, strict=True):
+    for name, a, b in zip(["q", "k", "v", "g", "beta"], ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=name)
 
 

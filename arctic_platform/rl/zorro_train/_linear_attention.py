@@ -7,10 +7,10 @@ call that carries a forest they run `torch.ops.zorro`, on any other they are the
 
 import inspect
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -61,7 +61,7 @@ class Interception:
     module: Any
     convolution: Callable[..., Any]
     delta_rule: Callable[..., Any]
-    users: WeakSet[nn.Module] = field(default_factory=WeakSet)
+    users: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
 
     def convolve(self, x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """x `[1, C, T]`, weight `[C, K]` -> `[1, C, T]` with SiLU applied."""
@@ -103,17 +103,24 @@ def intercept(model: nn.Module) -> None:
         _interceptions[module.__name__] = found
         setattr(module, CONVOLUTION, found.convolve)
         setattr(module, DELTA_RULE, found.apply_rule)
-    found.users.add(model)
+    if model not in found.users:
+        found.users.add(model)
+        weakref.finalize(model, _restore_if_unused, module.__name__)
 
 
 def release(model: nn.Module) -> None:
     """Puts the original functions back when no patched model of the family is left."""
     if not has_linear_attention(model):
         return
-    module = _modeling_module(model)
-    found = _interceptions[module.__name__]
-    found.users.discard(model)
-    if not found.users:
-        setattr(module, CONVOLUTION, found.convolution)
-        setattr(module, DELTA_RULE, found.delta_rule)
-        del _interceptions[module.__name__]
+    name = _modeling_module(model).__name__
+    _interceptions[name].users.discard(model)
+    _restore_if_unused(name)
+
+
+def _restore_if_unused(name: str) -> None:
+    found = _interceptions.get(name)
+    if found is None or any(True for _ in found.users):
+        return
+    setattr(found.module, CONVOLUTION, found.convolution)
+    setattr(found.module, DELTA_RULE, found.delta_rule)
+    del _interceptions[name]

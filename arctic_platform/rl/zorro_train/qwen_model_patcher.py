@@ -15,6 +15,7 @@ from transformers.modeling_outputs import ModelOutput
 from arctic_platform.rl.zorro_train import _attention, _linear_attention
 from arctic_platform.rl.zorro_train._forest import Forest
 from arctic_platform.rl.zorro_train._head import HeadCall, HeadForward, current_call
+from arctic_platform.rl.zorro_train._native import ops
 
 FAMILIES = (
     "Qwen3ForCausalLM",
@@ -36,11 +37,14 @@ REFUSED_ARGUMENTS = ("output_attentions", "output_hidden_states", "logits_to_kee
 class TokenScores(ModelOutput):
     """What a ZoRRo call returns: one value a valid response token, row after row in the caller's order.
 
-    float32, float64 for a float64 model. `entropy` is None unless `calculate_entropy` was set.
+    float32, float64 for a float64 model. `entropy` is None unless `calculate_entropy` was set. With the patcher's
+    `router_loss`: the balance loss of the sparse layers (without its coefficient), and the counts that it used.
     """
 
     logprobs: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
+    router_loss: torch.Tensor | None = None
+    router_counts: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 def _need(condition: bool, text: str) -> None:
@@ -65,6 +69,7 @@ class Settings:
     sharing: str
     split: bool
     attn_implementation: str | None  # None: the model's own
+    router_loss: bool
 
     def __post_init__(self) -> None:
         _need(self.response_len >= 0, f"response_len must not be negative, got {self.response_len}.")
@@ -149,6 +154,39 @@ def _active_dropout(model: nn.Module) -> str | None:
 
 
 _generating: ContextVar[bool] = ContextVar("zorro_generating", default=False)
+
+
+class RouterTap:
+    """Collects the router logits of one call."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.choices: int = getattr(model.config, "num_experts_per_tok", 0)
+        self.logits: list[torch.Tensor] = []
+        self.lost = False  # a layer ran without a graph inside a call that has one: reentrant checkpointing
+        self.trains = torch.is_grad_enabled() and any(weight.requires_grad for weight in model.parameters())
+        routers = [module.gate for module in model.modules() if hasattr(module, "experts") and hasattr(module, "gate")]
+        _need(bool(routers), f"router_loss needs a model with experts, got {type(model).__name__}.")
+        self.handles = [router.register_forward_hook(self._record) for router in routers]
+
+    def _record(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        logits = output[0] if isinstance(output, tuple) else output
+        self.lost = self.lost or (self.trains and not torch.is_grad_enabled())
+        self.logits.append(logits)
+
+    def remove(self) -> None:
+        """Takes the hooks away."""
+        for handle in self.handles:
+            handle.remove()
+
+    def loss(self, forest: Forest, given: Any) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """The balance loss and the counts that it used."""
+        if self.lost:
+            raise RuntimeError(
+                "[zorro] router_loss needs gradient checkpointing with use_reentrant=False, got the reentrant kind, "
+                "whose first pass keeps no graph."
+            )
+        counts = given if given is not None else ops.router_counts(self.logits, forest.multiplicity, self.choices)
+        return ops.router_balance_loss(self.logits, forest.multiplicity, self.choices, *counts), tuple(counts)
 
 
 class PatchedForward:
@@ -277,6 +315,7 @@ class Installed:
         input_ids, position_ids = given.pop("input_ids"), given.pop("position_ids", None)
         attention_mask = given.pop("attention_mask", None)
         calculate_entropy = given.pop("calculate_entropy", False)
+        router_counts = given.pop("router_counts", None)
         for name in ("use_cache", "return_dict"):
             given.pop(name, None)
         self._check(given)
@@ -294,6 +333,7 @@ class Installed:
         )
         path = settings.attention_path(self.attention)
         token = current_call.set(call)
+        routers = RouterTap(self.model) if settings.router_loss else None
         try:
             output = self.original_forward(
                 input_ids=forest.token_ids.unsqueeze(0),
@@ -308,8 +348,13 @@ class Installed:
             )
         finally:
             current_call.reset(token)
+            if routers is not None:
+                routers.remove()
         logprobs, entropy = output.logits
-        return TokenScores(logprobs=logprobs, entropy=entropy if calculate_entropy else None)
+        scores = TokenScores(logprobs=logprobs, entropy=entropy if calculate_entropy else None)
+        if routers is not None:
+            scores.router_loss, scores.router_counts = routers.loss(forest, router_counts)
+        return scores
 
     def _check(self, given: dict[str, Any]) -> None:
         """Refuses what a ZoRRo call cannot honour; false and zero flags are dropped."""
@@ -375,6 +420,9 @@ class Qwen3ModelOncePatcher:
         use_split_attention: attend in the packed order. False lays every row out whole: a test aid.
         attn_implementation: "eager" for the plain definition, any other name for the fused kernel; None follows the
             model's own setting.
+        router_loss: also return the router balance loss of a sparse model, every token weighted as often as the naive
+            batch has it, pads left out. A call may pass `router_counts=(counts, total)`, the sums over all
+            micro-batches and ranks: then the losses of the parts add up to that of the whole.
 
     Raises:
         ValueError: a setting is out of its range; in a call, a shape, dtype, mask or token id.
@@ -399,6 +447,7 @@ class Qwen3ModelOncePatcher:
         patch_with_local: bool = False,
         use_split_attention: bool = True,
         attn_implementation: str | None = None,
+        router_loss: bool = False,
     ) -> None:
         self.model = model
         self.max_token_len = max_token_len
@@ -423,6 +472,7 @@ class Qwen3ModelOncePatcher:
             sharing="none" if patch_with_local else "prompts",
             split=use_split_attention,
             attn_implementation=attn_implementation,
+            router_loss=router_loss,
         )
         self._causal_lm = find_causal_lm(model)
 

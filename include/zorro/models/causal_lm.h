@@ -73,6 +73,10 @@ class CausalLM {
   /// The same at temperature 1.
   LogprobResult score(const Batch& batch, const ForwardOptions& options = {}) const;
 
+  /// The head on hidden rows that forward has computed.
+  LogprobResult score_hidden(const at::Tensor& hidden, const Batch& batch,
+                             const at::Tensor& temperature, const LinearLogprobOptions& head) const;
+
   /// Logits of every scored token's predictor: [M, V] (tests and exports; needs M * V memory).
   at::Tensor logits(const Batch& batch, const ForwardOptions& options = {}) const;
 
@@ -81,8 +85,7 @@ class CausalLM {
   virtual std::vector<Weight> weights() = 0;
   /// One tensor a weight under the names of the checkpoint that was read: a stack of experts comes
   /// apart where the file has them one by one. `of` gives a tensor of the weight's shape.
-  virtual NamedTensors by_checkpoint_name(
-      const std::function<at::Tensor(const Weight&)>& of) = 0;
+  virtual NamedTensors by_checkpoint_name(const std::function<at::Tensor(const Weight&)>& of) = 0;
   virtual const at::Tensor& head_weight()
       const = 0;  ///< [V, hidden]; the embedding itself when tied
   virtual const ModelConfig& config() const = 0;

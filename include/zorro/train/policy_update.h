@@ -20,6 +20,9 @@ struct UpdateOptions {
   MicroBatchOptions micro_batches{8192, 0};
   double temperature = 1.0;    ///< a rollout's own value wins
   double max_grad_norm = 1.0;  ///< 0: no clipping
+  /// Weight of the router balance loss of sparse models, each micro-batch's by its share of the
+  /// naive batch's tokens. 0: not computed.
+  double router_coef = 0;
 };
 
 /// A micro-batch of rollouts with the per-token tensors that a loss reads.
@@ -42,7 +45,7 @@ std::vector<RolloutBatch> make_micro_batches(std::span<const Rollout> rollouts,
 
 struct UpdateMetrics {
   double loss = 0, policy_loss = 0, kl = 0, entropy = 0, clip_fraction = 0, approx_kl = 0,
-         mean_ratio = 0;
+         mean_ratio = 0, router_loss = 0;
   double grad_norm = 0;
   int64_t loss_tokens = 0, scored_tokens = 0, packed_tokens = 0, replicated_tokens = 0;
   int64_t num_micro_batches = 0, num_prompts = 0, num_samples = 0;
