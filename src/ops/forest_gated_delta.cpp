@@ -24,6 +24,7 @@
 
 #include "ops/checks.h"
 #include "ops/gated_delta_chunks.h"
+#include "ops/gated_delta_heads.h"
 
 namespace zorro {
 namespace {
@@ -42,13 +43,13 @@ constexpr const char* kOp = "forest_gated_delta";
 using Forward = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using ForwardSignature = Forward(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                  const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 const at::Tensor&, bool);
+                                 const at::Tensor&, bool, bool);
 using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using OptionalTensor = std::optional<at::Tensor>;
 using BackwardSignature = Backward(const OptionalTensor&, const OptionalTensor&, const at::Tensor&,
                                    const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                    const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                   const at::Tensor&);
+                                   const at::Tensor&, bool);
 
 void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
            const at::Tensor& beta, const at::Tensor& nodes, const at::Tensor& initial) {
@@ -115,6 +116,13 @@ struct Padded {
   }
 };
 
+gated_delta::HeadTensors head_tensors(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const at::Tensor& g, const at::Tensor& beta) {
+  const at::ScalarType dtype = accumulate_dtype(q.scalar_type());
+  const auto plain = [&](const at::Tensor& x) { return x.to(dtype).contiguous(); };
+  return {plain(q), plain(k), plain(v), plain(g), plain(beta)};
+}
+
 /// States per node: where a level starts from, and where it ends. A parent stands before its
 /// children.
 class NodeStates {
@@ -150,14 +158,22 @@ class NodeStates {
 
 Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
                 const at::Tensor& beta, const at::Tensor& nodes, const at::Tensor& initial,
-                bool want_states) {
+                bool want_states, bool batched) {
   check(q, k, v, g, beta, nodes, initial);
   const Plan plan = gated_delta::make_plan(nodes, initial.size(0));
   ZORRO_CHECK(plan.places.size(0) == q.size(0), "[", kOp, "] nodes must cover ", q.size(0),
               " tokens, those of q, got ", plan.places.size(0), ".");
-  const Padded padded(q, k, v, g, beta);
   const std::vector<int64_t> shape = {v.size(1), q.size(2), v.size(2)};
-  const at::TensorOptions options = padded.v.options();
+  const at::TensorOptions options = v.options().dtype(accumulate_dtype(v.scalar_type()));
+  if (q.is_cpu() && !batched) {
+    at::Tensor chunk_states =
+        at::empty({most_chunks(q.size(0), plan.num_nodes), shape[0], shape[1], shape[2]}, options);
+    at::Tensor out = at::empty(v.sizes(), options);
+    const at::Tensor states = gated_delta::forward_heads(plan, head_tensors(q, k, v, g, beta),
+                                                         initial, want_states, out, chunk_states);
+    return {out.to(v.scalar_type()), states, chunk_states};
+  }
+  const Padded padded(q, k, v, g, beta);
   at::Tensor out = at::empty({plan.num_chunks, v.size(1), kChunk, v.size(2)}, options);
   at::Tensor chunk_states =
       at::empty({most_chunks(q.size(0), plan.num_nodes), shape[0], shape[1], shape[2]}, options);
@@ -182,10 +198,23 @@ Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
 Backward backward(const OptionalTensor& d_out, const OptionalTensor& d_states, const at::Tensor& q,
                   const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
                   const at::Tensor& beta, const at::Tensor& nodes, const at::Tensor& initial,
-                  const at::Tensor& chunk_states) {
+                  const at::Tensor& chunk_states, bool batched) {
   const Plan plan = gated_delta::make_plan(nodes, initial.size(0));
+  const at::TensorOptions options = v.options().dtype(accumulate_dtype(v.scalar_type()));
+  if (q.is_cpu() && !batched) {
+    const at::Tensor upstream =
+        d_out ? d_out->to(options).contiguous() : at::zeros(v.sizes(), options);
+    const gated_delta::HeadGradients d = gated_delta::backward_heads(
+        plan, head_tensors(q, k, v, g, beta), upstream,
+        d_states ? d_states->to(options).contiguous() : at::Tensor(), chunk_states);
+    const auto by_key_head = [&](const at::Tensor& x, const at::Tensor& like) {
+      return x.unflatten(1, {like.size(1), -1}).sum(2).to(like.scalar_type());
+    };
+    return {by_key_head(d.q, q),           by_key_head(d.k, k),
+            d.v.to(v.scalar_type()),       d.g.to(g.scalar_type()),
+            d.beta.to(beta.scalar_type()), d.initial.to(initial.scalar_type())};
+  }
   const Padded padded(q, k, v, g, beta);
-  const at::TensorOptions options = padded.v.options();
   const std::vector<int64_t> shape = {plan.num_nodes, v.size(1), q.size(2), v.size(2)};
   // By node: what its final state is owed, by upstream and by its children.
   at::Tensor owed = d_states ? d_states->to(options).clone() : at::zeros(shape, options);
@@ -237,7 +266,7 @@ Backward backward(const OptionalTensor& d_out, const OptionalTensor& d_states, c
 
 Forward forward_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const at::Tensor& g, const at::Tensor& beta, const at::Tensor& nodes,
-                     const at::Tensor& initial, bool want_states) {
+                     const at::Tensor& initial, bool want_states, bool) {
   check(q, k, v, g, beta, nodes, initial);
   const at::TensorOptions options = v.options().dtype(accumulate_dtype(v.scalar_type()));
   const auto sized = [&](const c10::SymInt& count) {
@@ -251,7 +280,7 @@ Forward forward_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 Backward backward_meta(const OptionalTensor&, const OptionalTensor&, const at::Tensor& q,
                        const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
                        const at::Tensor& beta, const at::Tensor&, const at::Tensor& initial,
-                       const at::Tensor&) {
+                       const at::Tensor&, bool) {
   return {at::empty_like(q), at::empty_like(k),    at::empty_like(v),
           at::empty_like(g), at::empty_like(beta), at::empty_like(initial)};
 }
@@ -260,22 +289,24 @@ Backward backward_meta(const OptionalTensor&, const OptionalTensor&, const at::T
 struct GatedDelta : torch::autograd::Function<GatedDelta> {
   static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                                const at::Tensor& v, const at::Tensor& g, const at::Tensor& beta,
-                               const at::Tensor& nodes, const at::Tensor& initial,
-                               bool want_states) {
+                               const at::Tensor& nodes, const at::Tensor& initial, bool want_states,
+                               bool batched) {
     static const auto op = c10::Dispatcher::singleton()
                                .findSchemaOrThrow("zorro::forest_gated_delta", "")
                                .typed<ForwardSignature>();
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    auto [out, states, chunk_states] = op.call(q, k, v, g, beta, nodes, initial, want_states);
+    auto [out, states, chunk_states] =
+        op.call(q, k, v, g, beta, nodes, initial, want_states, batched);
     context->save_for_backward({q, k, v, g, beta, nodes, initial, chunk_states});
     context->saved_data["want_states"] = want_states;
+    context->saved_data["batched"] = batched;
     context->mark_non_differentiable({chunk_states});
     context->set_materialize_grads(false);
     return {out, states, chunk_states};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    variable_list result(8);
+    variable_list result(9);
     const bool has_states = context->saved_data["want_states"].toBool() && grads[1].defined();
     if (!grads[0].defined() && !has_states) return result;
     static const auto op = c10::Dispatcher::singleton()
@@ -287,15 +318,17 @@ struct GatedDelta : torch::autograd::Function<GatedDelta> {
     };
     std::tie(result[0], result[1], result[2], result[3], result[4], result[6]) =
         op.call(optional(grads[0], grads[0].defined()), optional(grads[1], has_states), saved[0],
-                saved[1], saved[2], saved[3], saved[4], saved[5], saved[6], saved[7]);
+                saved[1], saved[2], saved[3], saved[4], saved[5], saved[6], saved[7],
+                context->saved_data["batched"].toBool());
     return result;
   }
 };
 
 Forward differentiable(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const at::Tensor& g, const at::Tensor& beta, const at::Tensor& nodes,
-                       const at::Tensor& initial, bool want_states) {
-  const variable_list found = GatedDelta::apply(q, k, v, g, beta, nodes, initial, want_states);
+                       const at::Tensor& initial, bool want_states, bool batched) {
+  const variable_list found =
+      GatedDelta::apply(q, k, v, g, beta, nodes, initial, want_states, batched);
   return {found[0], found[1], found[2]};
 }
 
@@ -319,7 +352,8 @@ GatedDeltaResult forest_gated_delta(const at::Tensor& q, const at::Tensor& k, co
           ? options.initial
           : at::empty_symint({0, v.sym_size(1), q.sym_size(2), v.sym_size(2)},
                              v.options().dtype(accumulate_dtype(v.scalar_type())));
-  auto [out, states, chunk_states] = op.call(q, k, v, g, beta, nodes, initial, options.want_states);
+  auto [out, states, chunk_states] =
+      op.call(q, k, v, g, beta, nodes, initial, options.want_states, options.batched);
   return {out, states};
 }
 
@@ -367,10 +401,11 @@ at::Tensor gated_delta_composed(const at::Tensor& q, const at::Tensor& k, const 
 TORCH_LIBRARY_FRAGMENT(zorro, m) {
   m.def(
       "forest_gated_delta(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor nodes, "
-      "Tensor initial, bool want_states) -> (Tensor out, Tensor states, Tensor chunk_states)");
+      "Tensor initial, bool want_states, bool batched) -> (Tensor out, Tensor states, Tensor "
+      "chunk_states)");
   m.def(
       "forest_gated_delta_backward(Tensor? d_out, Tensor? d_states, Tensor q, Tensor k, Tensor v, "
-      "Tensor g, Tensor beta, Tensor nodes, Tensor initial, Tensor chunk_states) "
+      "Tensor g, Tensor beta, Tensor nodes, Tensor initial, Tensor chunk_states, bool batched) "
       "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dg, Tensor dbeta, Tensor d_initial)");
   m.def(
       "normalized_gated_delta(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor nodes) "

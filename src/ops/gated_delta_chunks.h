@@ -20,13 +20,21 @@ struct Level {
   at::Tensor tokens;  ///< [num_chunks * kChunk] token of each place, T in the padding; CPU int64
 };
 
+struct Span {
+  int64_t begin, end;  ///< tokens, counted from the first one given
+};
+
 struct Plan {
   std::vector<Level> levels;
+  std::vector<Span> spans;       ///< [N]
   std::vector<int64_t> parents;  ///< [N]
   at::Tensor places;             ///< [T] place of each token among num_chunks * kChunk; CPU int64
   int64_t num_chunks = 0;
   int64_t num_nodes = 0;
   int64_t nodes_before = 0;
+
+  /// Where the chunks of a node stand among those of the forest; `place` is its place in the level.
+  std::vector<int64_t> chunks_of(const Level& level, int64_t place) const;
 };
 
 /// nodes [N, 5]; the first nodes_before are left out, their tokens too.

@@ -9,23 +9,30 @@
 namespace zorro::gated_delta {
 namespace {
 
-struct Span {
-  int64_t begin, end;
-  int64_t chunks() const { return (end - begin + kChunk - 1) / kChunk; }
-};
+int64_t num_chunks(const Span& span) { return (span.end - span.begin + kChunk - 1) / kChunk; }
 
 }  // namespace
+
+std::vector<int64_t> Plan::chunks_of(const Level& level, int64_t place) const {
+  std::vector<int64_t> chunks;
+  int64_t first = level.first_chunk;
+  for (const int64_t count : level.active) {
+    if (place >= count) break;
+    chunks.push_back(first + place);
+    first += count;
+  }
+  return chunks;
+}
 
 Plan make_plan(const at::Tensor& nodes, int64_t nodes_before) {
   const auto table = nodes.accessor<int64_t, 2>();
   Plan plan;
   plan.num_nodes = nodes.size(0);
   plan.nodes_before = nodes_before;
-  std::vector<Span> spans;
   std::vector<int64_t> level_of;
   for (int64_t node = 0; node < plan.num_nodes; ++node) {
     const int64_t parent = table[node][3];
-    spans.push_back({table[node][0], table[node][1]});
+    plan.spans.push_back({table[node][0], table[node][1]});
     plan.parents.push_back(parent);
     const bool is_first = parent < nodes_before;  // a root, or a child of a node computed elsewhere
     level_of.push_back(is_first ? 0 : level_of[static_cast<size_t>(parent)] + 1);
@@ -35,19 +42,21 @@ Plan make_plan(const at::Tensor& nodes, int64_t nodes_before) {
     plan.levels[level].nodes.push_back(node);
   }
 
-  const auto span = [&](int64_t node) { return spans[static_cast<size_t>(node)]; };
+  const auto span = [&](int64_t node) { return plan.spans[static_cast<size_t>(node)]; };
   const int64_t token_begin = nodes_before < plan.num_nodes ? span(nodes_before).begin : int64_t{0};
-  const int64_t num_tokens = plan.num_nodes > nodes_before ? spans.back().end - token_begin : 0;
+  const int64_t num_tokens =
+      plan.num_nodes > nodes_before ? plan.spans.back().end - token_begin : 0;
   plan.places = at::full({num_tokens}, -1, at::kLong);
   auto* place = plan.places.mutable_data_ptr<int64_t>();
   for (Level& level : plan.levels) {
-    std::stable_sort(level.nodes.begin(), level.nodes.end(),
-                     [&](int64_t a, int64_t b) { return span(a).chunks() > span(b).chunks(); });
+    std::stable_sort(level.nodes.begin(), level.nodes.end(), [&](int64_t a, int64_t b) {
+      return num_chunks(span(a)) > num_chunks(span(b));
+    });
     level.first_chunk = plan.num_chunks;
-    const int64_t steps = span(level.nodes.front()).chunks();
+    const int64_t steps = num_chunks(span(level.nodes.front()));
     for (int64_t step = 0; step < steps; ++step) {
       const auto past = std::find_if(level.nodes.begin(), level.nodes.end(),
-                                     [&](int64_t node) { return span(node).chunks() <= step; });
+                                     [&](int64_t node) { return num_chunks(span(node)) <= step; });
       level.active.push_back(past - level.nodes.begin());
       level.num_chunks += level.active.back();
     }
@@ -65,6 +74,7 @@ Plan make_plan(const at::Tensor& nodes, int64_t nodes_before) {
       }
     plan.num_chunks += level.num_chunks;
   }
+  for (Span& each : plan.spans) each.begin -= token_begin, each.end -= token_begin;
   return plan;
 }
 

@@ -1,6 +1,5 @@
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
-#include <ATen/Version.h>
 
 #include <algorithm>
 
@@ -9,14 +8,6 @@
 
 namespace zorro::head {
 namespace {
-
-// ATen's own choice, which a user may lower by ATEN_CPU_CAPABILITY.
-Isa isa() {
-  const std::string capability = at::get_cpu_capability();
-  if (capability == "AVX512") return Isa::kAvx512;
-  if (capability == "AVX2") return Isa::kAvx2;
-  return Isa::kBaseline;
-}
 
 // Rows a task, so that a task is worth its start: 32k logits.
 int64_t grain(int64_t columns) {
@@ -67,7 +58,7 @@ void add_tile(const Tile& tile, const HeadGroups& groups, HeadStatistics& statis
   auto* exp_sum = statistics.exp_sum.mutable_data_ptr<double>();
   auto* weighted_sum = statistics.weighted_sum.mutable_data_ptr<double>();
   T* label_logit = statistics.label_logit.mutable_data_ptr<T>();
-  const Isa level = isa();
+  const Isa level = cpu_isa();
   at::parallel_for(tile.row_begin, tile.row_begin + tile.rows, grain(source.columns),
                    [&](int64_t begin, int64_t end) {
                      for (int64_t row = begin; row < end; ++row) {
@@ -100,7 +91,7 @@ void gradient_tile(const Tile& tile, const HeadGroups& groups, const HeadCoeffic
   const T* label_grad = coefficients.label_grad.const_data_ptr<T>();
   T* target = out.mutable_data_ptr<T>();
   const int64_t target_stride = out.stride(0);
-  const Isa level = isa();
+  const Isa level = cpu_isa();
   at::parallel_for(
       tile.row_begin, tile.row_begin + tile.rows, grain(source.columns),
       [&](int64_t begin, int64_t end) {

@@ -2,10 +2,9 @@
 
 #include <cstdint>
 
-namespace zorro::head {
+#include "ops/isa.h"
 
-/// Instruction sets that the row kernels exist for; all give the same numbers up to rounding.
-enum class Isa { kBaseline, kAvx2, kAvx512 };
+namespace zorro::head {
 
 /// What a vocabulary row's softmax needs for each temperature that the row is read at.
 template <typename T>

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -45,6 +49,9 @@ FORESTS = {
 forests = pytest.mark.parametrize("forest", list(FORESTS.values()), ids=list(FORESTS))
 
 
+paths = pytest.mark.parametrize("batched", [False, True], ids=["kernel", "batched"])
+
+
 def delta_inputs(tokens: int, key_heads: int = 2, value_heads: int = 4, dk: int = 6, dv: int = 3) -> list[torch.Tensor]:
     torch.manual_seed(tokens)
     q, k = torch.randn(2, tokens, key_heads, dk, dtype=F64)
@@ -84,12 +91,13 @@ def empty_initial(inputs: list[torch.Tensor]) -> torch.Tensor:
     return inputs[2].new_zeros(0, inputs[2].size(1), inputs[0].size(2), inputs[2].size(2))
 
 
+@paths
 @forests
-def test_gated_delta_is_its_recurrence(forest: Any) -> None:
+def test_gated_delta_is_its_recurrence(forest: Any, batched: bool) -> None:
     nodes, previous = random_forest(*forest)
     inputs = delta_inputs(len(previous))
     expected, states = recurrent(inputs, previous)
-    out, finals, _ = ops.forest_gated_delta(*inputs, nodes, empty_initial(inputs), True)
+    out, finals, _ = ops.forest_gated_delta(*inputs, nodes, empty_initial(inputs), True, batched)
     torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
     ends = (nodes[:, 1] - 1).tolist()
     torch.testing.assert_close(finals, torch.stack([states[end] for end in ends]), rtol=1e-11, atol=1e-11)
@@ -115,7 +123,8 @@ def test_gated_delta_golden() -> None:
     torch.testing.assert_close(out[:, 0], torch.tensor(expected, dtype=F64), rtol=0, atol=1e-7)
 
 
-def test_a_prefix_may_be_computed_apart() -> None:
+@paths
+def test_a_prefix_may_be_computed_apart(batched: bool) -> None:
     """Nodes before the cut are given by their final states; gradients flow into them."""
     nodes, previous = random_forest([65, 3, 70, 64, 1], [-1, 0, 1, 0, 3])
     inputs = delta_inputs(len(previous))
@@ -125,36 +134,66 @@ def test_a_prefix_may_be_computed_apart() -> None:
     cut, begin = 2, 68
     first = [x[:begin] for x in inputs]
     rest = [x[begin:] for x in inputs]
-    before, finals, _ = ops.forest_gated_delta(*first, nodes[:cut], empty_initial(inputs), True)
-    after, _, _ = ops.forest_gated_delta(*rest, nodes, finals, False)
+    before, finals, _ = ops.forest_gated_delta(*first, nodes[:cut], empty_initial(inputs), True, batched)
+    after, _, _ = ops.forest_gated_delta(*rest, nodes, finals, False, batched)
     out = torch.cat([before, after])
     torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
     for a, b in zip(torch.autograd.grad((out * upstream).sum(), inputs), theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-def test_strong_decay_and_no_writes_stay_finite() -> None:
+@paths
+def test_strong_decay_and_no_writes_stay_finite(batched: bool) -> None:
     nodes, previous = random_forest([130, 5], [-1, 0])
     inputs = [x.detach().float() for x in delta_inputs(len(previous))]
     inputs[3] = torch.full_like(inputs[3], -80.0)  # exp of the masked half would overflow
     inputs[4][5:9] = 0
     inputs = [x.requires_grad_() for x in inputs]
-    out, _, _ = ops.forest_gated_delta(*inputs, nodes, empty_initial(inputs), False)
+    out, _, _ = ops.forest_gated_delta(*inputs, nodes, empty_initial(inputs), False, batched)
     expected, _ = recurrent(inputs, previous)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
     for gradient in torch.autograd.grad(out.square().sum(), inputs):
         assert torch.isfinite(gradient).all()
 
 
-def test_gated_delta_in_bfloat16_computes_in_float32() -> None:
+@paths
+def test_gated_delta_in_bfloat16_computes_in_float32(batched: bool) -> None:
     nodes, previous = random_forest([70, 5], [-1, 0])
     inputs = [x.detach() for x in delta_inputs(len(previous))]
     low = [x.bfloat16() for x in inputs[:3]] + [x.float() for x in inputs[3:]]
-    out, _, _ = ops.forest_gated_delta(*low, nodes, empty_initial([x.float() for x in inputs]), False)
+    out, _, _ = ops.forest_gated_delta(*low, nodes, empty_initial([x.float() for x in inputs]), False, batched)
     lifted = [x.float() for x in low]
-    expected, _, _ = ops.forest_gated_delta(*lifted, nodes, empty_initial(lifted), False)
+    expected, _, _ = ops.forest_gated_delta(*lifted, nodes, empty_initial(lifted), False, batched)
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, expected.bfloat16())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_the_kernel_is_right_on_lesser_machines(capability: str) -> None:
+    """The tests above in a process that may use fewer instructions."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-k",
+            "kernel or bfloat16",
+            "-m",
+            "not slow",
+            __file__,
+        ],
+        env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "passed" in done.stdout
 
 
 def conv_by_loop(u: torch.Tensor, weight: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
@@ -244,7 +283,7 @@ def test_operators_follow_the_rules_of_torch(op: str) -> None:
     nodes, previous = random_forest([5, 3, 2], [-1, 0, 0])
     inputs = delta_inputs(10)
     cases: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "gated_delta": (ops.forest_gated_delta.default, (*inputs, nodes, empty_initial(inputs), True)),
+        "gated_delta": (ops.forest_gated_delta.default, (*inputs, nodes, empty_initial(inputs), True, False)),
         "short_conv": (
             ops.forest_short_conv.default,
             (torch.randn(10, 3, requires_grad=True), torch.randn(3, 4, requires_grad=True), previous, 0),
@@ -277,7 +316,7 @@ def test_arguments_are_checked() -> None:
         ((q[:4], k[:4], v[:4], g[:4], beta[:4], nodes, initial), "nodes must cover 4 tokens"),
     ):
         with pytest.raises(ValueError, match=message):
-            ops.forest_gated_delta(*arguments, False)
+            ops.forest_gated_delta(*arguments, False, False)
     with pytest.raises(ValueError, match=r"previous\[2\] must be below 2, got 4"):
         ops.forest_short_conv(torch.ones(5, 2), torch.ones(2, 3), torch.tensor([-1, 0, 4, 2, 3]), 0)
     with pytest.raises(ValueError, match="weight must have size 2 in dimension 0"):

@@ -10,6 +10,8 @@ struct GatedDeltaOptions {
   at::Tensor initial;
   /// Also return the state after every node.
   bool want_states = false;
+  /// Compute levels as batches of ATen products, as on other devices, in place of the CPU kernel.
+  bool batched = false;
 };
 
 struct GatedDeltaResult {
@@ -30,9 +32,9 @@ struct GatedDeltaResult {
 ///           in float32, float64 for float64.
 /// Gradients q, k, v, g, beta, initial; a state's gradient is the sum over its children in their
 ///           order. Once differentiable. Saves the inputs and one state a chunk of 64 tokens.
-/// Cost      level by level, all nodes of a level and all heads in one batch, in chunks of 64: per
-///           token and head about 64 (3 dk + 2 dv) + 6 dk dv multiply-adds. A node shorter than 64
-///           pays a whole chunk.
+/// Cost      level by level, all nodes of a level and all heads side by side, in chunks of 64: per
+///           token and head about 64 (3 dk + 2 dv) + 6 dk dv multiply-adds. Batched, a node shorter
+///           than 64 pays a whole chunk.
 /// Throws    InvalidArgument when a shape, dtype or device disagrees.
 /// Source    Yang et al., arXiv 2412.06464; docs/math.md#gated-delta-rule.
 GatedDeltaResult forest_gated_delta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

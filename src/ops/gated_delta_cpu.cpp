@@ -1,0 +1,431 @@
+#include "ops/gated_delta_cpu.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "ops/gated_delta_chunks.h"
+
+// One body, compiled three times: every function that is not an entry is inlined into the entries,
+// which say what instructions they may use.
+#define ZORRO_INLINE inline __attribute__((always_inline))
+#if defined(__x86_64__)
+#define ZORRO_TARGET_AVX2 __attribute__((target("avx2,fma")))
+#define ZORRO_TARGET_AVX512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
+#endif
+
+namespace zorro::gated_delta {
+namespace {
+
+constexpr int64_t kC = kChunk;
+constexpr int64_t kDecayBlock = 16;
+
+/// c [m, n] (+)= sign * a b; a(i, k) at a[i * a_row + k * a_col], b and c row-major.
+template <typename T>
+ZORRO_INLINE void multiply(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row,
+                           int64_t a_col, const T* b, int64_t b_row, T* c, int64_t c_row, T sign,
+                           bool add) {
+  typedef T Vector __attribute__((vector_size(64)));
+  constexpr int64_t kLanes = 64 / static_cast<int64_t>(sizeof(T));
+  constexpr int64_t kTile = 2 * kLanes, kRows = 4;
+  int64_t column = 0;
+  for (; column + kTile <= n; column += kTile) {
+    int64_t row = 0;
+    for (; row + kRows <= m; row += kRows) {
+      Vector sum[kRows][2] = {};
+      for (int64_t k = 0; k < depth; ++k) {
+        Vector right[2];
+        std::memcpy(right, b + k * b_row + column, sizeof(right));
+        for (int64_t i = 0; i < kRows; ++i) {
+          const T left = a[(row + i) * a_row + k * a_col];
+          sum[i][0] += left * right[0];
+          sum[i][1] += left * right[1];
+        }
+      }
+      for (int64_t i = 0; i < kRows; ++i) {
+        T* to = c + (row + i) * c_row + column;
+        Vector old[2] = {};
+        if (add) std::memcpy(old, to, sizeof(old));
+        old[0] += sign * sum[i][0];
+        old[1] += sign * sum[i][1];
+        std::memcpy(to, old, sizeof(old));
+      }
+    }
+    for (; row < m; ++row) {
+      Vector sum[2] = {};
+      for (int64_t k = 0; k < depth; ++k) {
+        Vector right[2];
+        std::memcpy(right, b + k * b_row + column, sizeof(right));
+        const T left = a[row * a_row + k * a_col];
+        sum[0] += left * right[0];
+        sum[1] += left * right[1];
+      }
+      T* to = c + row * c_row + column;
+      Vector old[2] = {};
+      if (add) std::memcpy(old, to, sizeof(old));
+      old[0] += sign * sum[0];
+      old[1] += sign * sum[1];
+      std::memcpy(to, old, sizeof(old));
+    }
+  }
+  if (column == n) return;
+  for (int64_t row = 0; row < m; ++row) {  // the columns that fill no tile
+    T sum[kTile] = {};
+    for (int64_t k = 0; k < depth; ++k) {
+      const T left = a[row * a_row + k * a_col];
+      for (int64_t j = column; j < n; ++j) sum[j - column] += left * b[k * b_row + j];
+    }
+    for (int64_t j = column; j < n; ++j) {
+      T& to = c[row * c_row + j];
+      to = (add ? to : T{0}) + sign * sum[j - column];
+    }
+  }
+}
+
+/// x <- (I + A)^-1 x, A [n, n] strictly lower with rows of kC; by blocks of rows from above.
+template <typename T>
+ZORRO_INLINE void solve_lower(int64_t n, int64_t columns, const T* a, T* x) {
+  constexpr int64_t kBlock = 8;
+  for (int64_t first = 0; first < n; first += kBlock) {
+    const int64_t last = std::min(first + kBlock, n);
+    if (first > 0)
+      multiply<T>(last - first, columns, first, a + first * kC, kC, 1, x, columns,
+                  x + first * columns, columns, T{-1}, true);
+    for (int64_t i = first + 1; i < last; ++i)
+      for (int64_t j = first; j < i; ++j) {
+        const T weight = a[i * kC + j];
+        for (int64_t c = 0; c < columns; ++c) x[i * columns + c] -= weight * x[j * columns + c];
+      }
+  }
+}
+
+/// x <- (I + A)^-T x, from below.
+template <typename T>
+ZORRO_INLINE void solve_upper(int64_t n, int64_t columns, const T* a, T* x) {
+  constexpr int64_t kBlock = 8;
+  for (int64_t first = (n - 1) / kBlock * kBlock; first >= 0; first -= kBlock) {
+    const int64_t last = std::min(first + kBlock, n);
+    if (last < n)
+      multiply<T>(last - first, columns, n - last, a + last * kC + first, 1, kC, x + last * columns,
+                  columns, x + first * columns, columns, T{-1}, true);
+    for (int64_t i = last - 2; i >= first; --i)
+      for (int64_t j = i + 1; j < last; ++j) {
+        const T weight = a[j * kC + i];
+        for (int64_t c = 0; c < columns; ++c) x[i * columns + c] -= weight * x[j * columns + c];
+      }
+  }
+}
+
+template <typename T>
+ZORRO_INLINE void transpose(const T* from, int64_t rows, int64_t columns, int64_t from_row, T* to,
+                            int64_t to_row) {
+  for (int64_t j = 0; j < columns; ++j)
+    for (int64_t i = 0; i < rows; ++i) to[j * to_row + i] = from[i * from_row + j];
+}
+
+/// Takes memory from a thread's scratch.
+template <typename T>
+struct Arena {
+  T* next;
+  ZORRO_INLINE T* take(int64_t count) {
+    T* mine = next;
+    next += (count + 15) / 16 * 16;
+    return mine;
+  }
+};
+
+/// What both passes compute of a chunk before they know the state.
+template <typename T>
+struct Chunk {
+  int64_t n = 0;
+  T *q, *k, *v;                    // [n, dk], [n, dk], [n, dv]
+  T *beta, *gamma, *grown, *rest;  // [kC]
+  T *decay, *gram, *scores, *a;    // [kC, kC]
+  T* x;                            // [n, dv + dk] U and W
+  T* k_transposed;                 // [dk, kC], zero past n
+  T* delta;                        // [n, dv]
+
+  ZORRO_INLINE void allocate(Arena<T>& arena, int64_t dk, int64_t dv) {
+    q = arena.take(kC * dk), k = arena.take(kC * dk), v = arena.take(kC * dv);
+    beta = arena.take(kC), gamma = arena.take(kC), grown = arena.take(kC), rest = arena.take(kC);
+    decay = arena.take(kC * kC), gram = arena.take(kC * kC), scores = arena.take(kC * kC);
+    a = arena.take(kC * kC);
+    x = arena.take(kC * (dv + dk));
+    k_transposed = arena.take(dk * kC);
+    delta = arena.take(kC * dv);
+  }
+
+  template <typename Head>
+  ZORRO_INLINE void load(const Head& head, int64_t begin) {
+    n = std::min(kC, head.end - begin);
+    T sum = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t t = begin + i;
+      std::memcpy(q + i * head.dk, head.q.data + t * head.q.stride, sizeof(T) * head.dk);
+      std::memcpy(k + i * head.dk, head.k.data + t * head.k.stride, sizeof(T) * head.dk);
+      std::memcpy(v + i * head.dv, head.v.data + t * head.v.stride, sizeof(T) * head.dv);
+      beta[i] = head.beta.data[t * head.beta.stride];
+      sum += head.g.data[t * head.g.stride];
+      gamma[i] = sum;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      grown[i] = std::exp(gamma[i]);
+      rest[i] = std::exp(gamma[n - 1] - gamma[i]);
+    }
+  }
+
+  /// exp(gamma_i - gamma_j) for j <= i, else 0. Far from the diagonal the product of two factors
+  /// that are at most 1, so that it needs few exponentials and none overflows.
+  ZORRO_INLINE void fill_decay() {
+    T left[kC];
+    for (int64_t block = 0; block < kC / kDecayBlock; ++block) {
+      const int64_t first = block * kDecayBlock, last = std::min(first + kDecayBlock, n);
+      if (first >= n) break;
+      const T base = first > 0 ? gamma[first - 1] : T{0};
+      for (int64_t j = 0; j < first; ++j) left[j] = std::exp(base - gamma[j]);
+      for (int64_t i = first; i < last; ++i) {
+        T* row = decay + i * kC;
+        const T right = std::exp(gamma[i] - base);
+        for (int64_t j = 0; j < first; ++j) row[j] = right * left[j];
+        for (int64_t j = first; j <= i; ++j) row[j] = std::exp(gamma[i] - gamma[j]);
+        for (int64_t j = i + 1; j < kC; ++j) row[j] = 0;
+      }
+    }
+  }
+
+  template <typename Head>
+  ZORRO_INLINE void prepare(const Head& head) {
+    const int64_t dk = head.dk, dv = head.dv, columns = dv + dk;
+    fill_decay();
+    for (int64_t j = 0; j < dk; ++j) {
+      T* row = k_transposed + j * kC;
+      for (int64_t i = 0; i < n; ++i) row[i] = k[i * dk + j];
+      for (int64_t i = n; i < kC; ++i) row[i] = 0;
+    }
+    multiply<T>(n, kC, dk, k, dk, 1, k_transposed, kC, gram, kC, T{1}, false);
+    multiply<T>(n, kC, dk, q, dk, 1, k_transposed, kC, scores, kC, T{1}, false);
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t j = 0; j < kC; ++j) {
+        const int64_t at = i * kC + j;
+        scores[at] *= decay[at];
+        a[at] = j < i ? beta[i] * gram[at] * decay[at] : T{0};
+      }
+    for (int64_t i = 0; i < n; ++i) {
+      T* row = x + i * columns;
+      for (int64_t j = 0; j < dv; ++j) row[j] = beta[i] * v[i * dv + j];
+      const T scale = beta[i] * grown[i];
+      for (int64_t j = 0; j < dk; ++j) row[dv + j] = scale * k[i * dk + j];
+    }
+    solve_lower<T>(n, columns, a, x);
+  }
+
+  /// delta = U - W S
+  template <typename Head>
+  ZORRO_INLINE void correct(const Head& head, const T* state) {
+    const int64_t columns = head.dv + head.dk;
+    for (int64_t i = 0; i < n; ++i)
+      std::memcpy(delta + i * head.dv, x + i * columns, sizeof(T) * head.dv);
+    multiply<T>(n, head.dv, head.dk, x + head.dv, columns, 1, state, head.dv, delta, head.dv, T{-1},
+                true);
+  }
+};
+
+template <typename T>
+ZORRO_INLINE void forward_body(const HeadForward<T>& head, T* scratch) {
+  const int64_t dk = head.dk, dv = head.dv;
+  Arena<T> arena{scratch};
+  Chunk<T> chunk;
+  chunk.allocate(arena, dk, dv);
+  T* rows = arena.take(kC * dk);
+  T* out = arena.take(kC * dv);
+  int64_t index = 0;
+  for (int64_t begin = head.begin; begin < head.end; begin += kC, ++index) {
+    chunk.load(head, begin);
+    chunk.prepare(head);
+    std::memcpy(head.chunk_states + head.chunk_offset[index], head.state, sizeof(T) * dk * dv);
+    chunk.correct(head, head.state);
+    const int64_t n = chunk.n;
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t j = 0; j < dk; ++j) rows[i * dk + j] = chunk.grown[i] * chunk.q[i * dk + j];
+    multiply<T>(n, dv, dk, rows, dk, 1, head.state, dv, out, dv, T{1}, false);
+    multiply<T>(n, dv, n, chunk.scores, kC, 1, chunk.delta, dv, out, dv, T{1}, true);
+    for (int64_t i = 0; i < n; ++i) {
+      std::memcpy(head.out.data + (begin + i) * head.out.stride, out + i * dv, sizeof(T) * dv);
+      for (int64_t j = 0; j < dk; ++j) rows[i * dk + j] = chunk.rest[i] * chunk.k[i * dk + j];
+    }
+    const T last = chunk.grown[n - 1];
+    for (int64_t i = 0; i < dk * dv; ++i) head.state[i] *= last;
+    multiply<T>(dk, dv, n, rows, 1, dk, chunk.delta, dv, head.state, dv, T{1}, true);
+  }
+}
+
+template <typename T>
+ZORRO_INLINE T dot(const T* a, const T* b, int64_t count) {
+  constexpr int64_t kParts = 16;  // independent sums, so that they may run side by side
+  T parts[kParts] = {};
+  int64_t i = 0;
+  for (; i + kParts <= count; i += kParts)
+    for (int64_t lane = 0; lane < kParts; ++lane) parts[lane] += a[i + lane] * b[i + lane];
+  T sum = 0;
+  for (; i < count; ++i) sum += a[i] * b[i];
+  for (const T part : parts) sum += part;
+  return sum;
+}
+
+template <typename T>
+ZORRO_INLINE void backward_body(const HeadBackward<T>& head, T* scratch) {
+  const int64_t dk = head.dk, dv = head.dv, columns = dv + dk;
+  Arena<T> arena{scratch};
+  Chunk<T> chunk;
+  chunk.allocate(arena, dk, dv);
+  T *kept = arena.take(kC * dk), *asked = arena.take(kC * dk), *d_out = arena.take(kC * dv);
+  T *y = arena.take(kC * columns), *flipped = arena.take(columns * std::max(kC, std::max(dk, dv)));
+  T *d_asked = arena.take(kC * dk), *d_kept = arena.take(kC * dk);
+  T *d_scores = arena.take(kC * kC), *d_a = arena.take(kC * kC), *d_log = arena.take(kC * kC);
+  T *d_q = arena.take(kC * dk), *d_k = arena.take(kC * dk), *d_gamma = arena.take(kC);
+  int64_t index = (head.end - head.begin - 1) / kC;
+  for (; index >= 0; --index) {
+    const int64_t begin = head.begin + index * kC;
+    chunk.load(head, begin);
+    chunk.prepare(head);
+    const T* state = head.chunk_states + head.chunk_offset[index];
+    chunk.correct(head, state);
+    const int64_t n = chunk.n;
+    for (int64_t i = 0; i < n; ++i) {
+      std::memcpy(d_out + i * dv, head.d_out.data + (begin + i) * head.d_out.stride,
+                  sizeof(T) * dv);
+      for (int64_t j = 0; j < dk; ++j) {
+        kept[i * dk + j] = chunk.rest[i] * chunk.k[i * dk + j];
+        asked[i * dk + j] = chunk.grown[i] * chunk.q[i * dk + j];
+      }
+    }
+    // y = [d_delta | d_w]; d_delta = scores^T d_out + kept d_state.
+    multiply<T>(n, dv, n, chunk.scores, 1, kC, d_out, dv, y, columns, T{1}, false);
+    multiply<T>(n, dv, dk, kept, dk, 1, head.d_state, dv, y, columns, T{1}, true);
+    transpose(state, dk, dv, dv, flipped, dk);  // [dv, dk]
+    multiply<T>(n, dk, dv, y, columns, 1, flipped, dk, y + dv, columns, T{-1}, false);
+    multiply<T>(n, dk, dv, d_out, dv, 1, flipped, dk, d_asked, dk, T{1}, false);
+    transpose(head.d_state, dk, dv, dv, flipped, dk);
+    multiply<T>(n, dk, dv, chunk.delta, dv, 1, flipped, dk, d_kept, dk, T{1}, false);
+    const T through_last = dot(state, head.d_state, dk * dv) * chunk.grown[n - 1];
+
+    // d_state: of the state before this chunk.
+    const T last = chunk.grown[n - 1];
+    for (int64_t i = 0; i < dk * dv; ++i) head.d_state[i] *= last;
+    multiply<T>(dk, dv, n, asked, 1, dk, d_out, dv, head.d_state, dv, T{1}, true);
+    multiply<T>(dk, dv, n, chunk.x + dv, 1, columns, y, columns, head.d_state, dv, T{-1}, true);
+
+    for (int64_t j = 0; j < dv; ++j) {  // delta^T [dv, kC], zero past n
+      for (int64_t i = 0; i < n; ++i) flipped[j * kC + i] = chunk.delta[i * dv + j];
+      for (int64_t i = n; i < kC; ++i) flipped[j * kC + i] = 0;
+    }
+    multiply<T>(n, kC, dv, d_out, dv, 1, flipped, kC, d_scores, kC, T{1}, false);
+    solve_upper<T>(n, columns, chunk.a, y);  // y = [y_u | y_w]
+    for (int64_t j = 0; j < columns; ++j) {
+      for (int64_t i = 0; i < n; ++i) flipped[j * kC + i] = chunk.x[i * columns + j];
+      for (int64_t i = n; i < kC; ++i) flipped[j * kC + i] = 0;
+    }
+    multiply<T>(n, kC, columns, y, columns, 1, flipped, kC, d_a, kC, T{-1}, false);
+
+    for (int64_t i = 0; i < n; ++i) d_gamma[i] = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      T of_beta = 0;
+      for (int64_t j = 0; j < kC; ++j) {
+        const int64_t at = i * kC + j;
+        const T decayed = j < i ? d_a[at] * chunk.decay[at] : T{0};
+        of_beta += decayed * chunk.gram[at];
+        d_a[at] = decayed * chunk.beta[i];  // of the Gram matrix
+        d_log[at] = d_scores[at] * chunk.scores[at] + d_a[at] * chunk.gram[at];
+        d_scores[at] *= chunk.decay[at];
+      }
+      T row_sum = 0;
+      for (int64_t j = 0; j <= i; ++j) {
+        row_sum += d_log[i * kC + j];
+        d_gamma[j] -= d_log[i * kC + j];
+      }
+      const T* y_u = y + i * columns;
+      const T* y_w = y_u + dv;
+      const T of_w = dot(chunk.k + i * dk, y_w, dk);
+      const T of_rest = dot(chunk.k + i * dk, d_kept + i * dk, dk) * chunk.rest[i];
+      const int64_t t = begin + i;
+      head.d_beta.data[t * head.d_beta.stride] =
+          dot(chunk.v + i * dv, y_u, dv) + of_w * chunk.grown[i] + of_beta;
+      d_gamma[i] +=
+          (dot(chunk.q + i * dk, d_asked + i * dk, dk) + of_w * chunk.beta[i]) * chunk.grown[i] -
+          of_rest + row_sum;
+      d_gamma[n - 1] += of_rest;
+      T* d_v = head.d_v.data + t * head.d_v.stride;
+      for (int64_t j = 0; j < dv; ++j) d_v[j] = chunk.beta[i] * y_u[j];
+      const T scale = chunk.beta[i] * chunk.grown[i];
+      for (int64_t j = 0; j < dk; ++j) {
+        d_q[i * dk + j] = d_asked[i * dk + j] * chunk.grown[i];
+        d_k[i * dk + j] = d_kept[i * dk + j] * chunk.rest[i] + scale * y_w[j];
+      }
+    }
+    d_gamma[n - 1] += through_last;
+    multiply<T>(n, dk, n, d_scores, kC, 1, chunk.k, dk, d_q, dk, T{1}, true);
+    multiply<T>(n, dk, n, d_scores, 1, kC, chunk.q, dk, d_k, dk, T{1}, true);
+    multiply<T>(n, dk, n, d_a, kC, 1, chunk.k, dk, d_k, dk, T{1}, true);
+    multiply<T>(n, dk, n, d_a, 1, kC, chunk.k, dk, d_k, dk, T{1}, true);
+    T sum = 0;
+    for (int64_t i = n; i-- > 0;) {
+      const int64_t t = begin + i;
+      sum += d_gamma[i];
+      head.d_g.data[t * head.d_g.stride] = sum;
+      std::memcpy(head.d_q.data + t * head.d_q.stride, d_q + i * dk, sizeof(T) * dk);
+      std::memcpy(head.d_k.data + t * head.d_k.stride, d_k + i * dk, sizeof(T) * dk);
+    }
+  }
+}
+
+#if defined(__x86_64__)
+template <typename T>
+ZORRO_TARGET_AVX2 void forward_avx2(const HeadForward<T>& head, T* scratch) {
+  forward_body(head, scratch);
+}
+template <typename T>
+ZORRO_TARGET_AVX512 void forward_avx512(const HeadForward<T>& head, T* scratch) {
+  forward_body(head, scratch);
+}
+template <typename T>
+ZORRO_TARGET_AVX2 void backward_avx2(const HeadBackward<T>& head, T* scratch) {
+  backward_body(head, scratch);
+}
+template <typename T>
+ZORRO_TARGET_AVX512 void backward_avx512(const HeadBackward<T>& head, T* scratch) {
+  backward_body(head, scratch);
+}
+#endif
+
+}  // namespace
+
+int64_t scratch_size(int64_t dk, int64_t dv) {
+  const int64_t columns = dk + dv;
+  return kC * (8 * dk + 4 * dv + 2 * columns + 16) + 8 * kC * kC + dk * kC +
+         columns * std::max(kC, std::max(dk, dv)) + 1024;
+}
+
+template <typename T>
+void forward_head(const HeadForward<T>& head, T* scratch, Isa isa) {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return forward_avx512(head, scratch);
+  if (isa == Isa::kAvx2) return forward_avx2(head, scratch);
+#endif
+  forward_body(head, scratch);
+}
+
+template <typename T>
+void backward_head(const HeadBackward<T>& head, T* scratch, Isa isa) {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return backward_avx512(head, scratch);
+  if (isa == Isa::kAvx2) return backward_avx2(head, scratch);
+#endif
+  backward_body(head, scratch);
+}
+
+template void forward_head(const HeadForward<float>&, float*, Isa);
+template void forward_head(const HeadForward<double>&, double*, Isa);
+template void backward_head(const HeadBackward<float>&, float*, Isa);
+template void backward_head(const HeadBackward<double>&, double*, Isa);
+
+}  // namespace zorro::gated_delta
