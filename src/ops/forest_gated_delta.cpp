@@ -208,7 +208,8 @@ Backward backward(const OptionalTensor& d_out, const OptionalTensor& d_states, c
         plan, head_tensors(q, k, v, g, beta), upstream,
         d_states ? d_states->to(options).contiguous() : at::Tensor(), chunk_states);
     const auto by_key_head = [&](const at::Tensor& x, const at::Tensor& like) {
-      return x.unflatten(1, {like.size(1), -1}).sum(2).to(like.scalar_type());
+      const bool repeated = x.size(1) != like.size(1);
+      return (repeated ? x.unflatten(1, {like.size(1), -1}).sum(2) : x).to(like.scalar_type());
     };
     return {by_key_head(d.q, q),           by_key_head(d.k, k),
             d.v.to(v.scalar_type()),       d.g.to(g.scalar_type()),
@@ -362,13 +363,13 @@ GatedDeltaResult normalized_gated_delta(const at::Tensor& q, const at::Tensor& k
                                         const at::Tensor& beta, const at::Tensor& nodes,
                                         const GatedDeltaOptions& options) {
   const at::ScalarType dtype = accumulate_dtype(q.scalar_type());
-  const auto unit = [&](const at::Tensor& x) {
+  const auto unit = [&](const at::Tensor& x, double length) {
     const at::Tensor lifted = x.to(dtype);
-    return lifted * lifted.square().sum(-1, /*keepdim=*/true).add(1e-6).rsqrt();
+    return lifted * (lifted * lifted).sum(-1, /*keepdim=*/true).add(1e-6).rsqrt().mul(length);
   };
   const double scale = 1 / std::sqrt(static_cast<double>(q.size(2)));
   GatedDeltaResult result =
-      forest_gated_delta(unit(q) * scale, unit(k), v.to(dtype), g, beta, nodes, options);
+      forest_gated_delta(unit(q, scale), unit(k, 1), v.to(dtype), g, beta, nodes, options);
   result.out = result.out.to(v.scalar_type());
   return result;
 }

@@ -21,76 +21,87 @@ constexpr int64_t kC = kChunk;
 constexpr int64_t kDecayBlock = 16;
 
 /// c [m, n] (+)= sign * a b; a(i, k) at a[i * a_row + k * a_col], b and c row-major.
-template <typename T>
-ZORRO_INLINE void multiply(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row,
-                           int64_t a_col, const T* b, int64_t b_row, T* c, int64_t c_row, T sign,
-                           bool add) {
-  typedef T Vector __attribute__((vector_size(64)));
+template <int kRows, typename T>
+ZORRO_INLINE void multiply_tile(int64_t depth, const T* a, int64_t a_row, int64_t a_col, const T* b,
+                                int64_t b_row, T* c, int64_t c_row, T sign, bool add) {
+  typedef T Vector __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
   constexpr int64_t kLanes = 64 / static_cast<int64_t>(sizeof(T));
-  constexpr int64_t kTile = 2 * kLanes, kRows = 4;
-  int64_t column = 0;
-  for (; column + kTile <= n; column += kTile) {
-    int64_t row = 0;
-    for (; row + kRows <= m; row += kRows) {
-      Vector sum[kRows][2] = {};
-      for (int64_t k = 0; k < depth; ++k) {
-        Vector right[2];
-        std::memcpy(right, b + k * b_row + column, sizeof(right));
-        for (int64_t i = 0; i < kRows; ++i) {
-          const T left = a[(row + i) * a_row + k * a_col];
-          sum[i][0] += left * right[0];
-          sum[i][1] += left * right[1];
-        }
-      }
-      for (int64_t i = 0; i < kRows; ++i) {
-        T* to = c + (row + i) * c_row + column;
-        Vector old[2] = {};
-        if (add) std::memcpy(old, to, sizeof(old));
-        old[0] += sign * sum[i][0];
-        old[1] += sign * sum[i][1];
-        std::memcpy(to, old, sizeof(old));
-      }
-    }
-    for (; row < m; ++row) {
-      Vector sum[2] = {};
-      for (int64_t k = 0; k < depth; ++k) {
-        Vector right[2];
-        std::memcpy(right, b + k * b_row + column, sizeof(right));
-        const T left = a[row * a_row + k * a_col];
-        sum[0] += left * right[0];
-        sum[1] += left * right[1];
-      }
-      T* to = c + row * c_row + column;
-      Vector old[2] = {};
-      if (add) std::memcpy(old, to, sizeof(old));
-      old[0] += sign * sum[0];
-      old[1] += sign * sum[1];
-      std::memcpy(to, old, sizeof(old));
+  Vector low[kRows] = {}, high[kRows] = {};
+  for (int64_t k = 0; k < depth; ++k) {
+    const Vector right_low = *reinterpret_cast<const Vector*>(b + k * b_row);
+    const Vector right_high = *reinterpret_cast<const Vector*>(b + k * b_row + kLanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+      const T left = a[i * a_row + k * a_col];
+      low[i] += left * right_low;
+      high[i] += left * right_high;
     }
   }
-  if (column == n) return;
-  for (int64_t row = 0; row < m; ++row) {  // the columns that fill no tile
-    T sum[kTile] = {};
-    for (int64_t k = 0; k < depth; ++k) {
-      const T left = a[row * a_row + k * a_col];
-      for (int64_t j = column; j < n; ++j) sum[j - column] += left * b[k * b_row + j];
-    }
-    for (int64_t j = column; j < n; ++j) {
-      T& to = c[row * c_row + j];
-      to = (add ? to : T{0}) + sign * sum[j - column];
-    }
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {
+    auto* to = reinterpret_cast<Vector*>(c + i * c_row);
+    auto* next = reinterpret_cast<Vector*>(c + i * c_row + kLanes);
+    *to = add ? *to + sign * low[i] : sign * low[i];
+    *next = add ? *next + sign * high[i] : sign * high[i];
   }
 }
 
-/// x <- (I + A)^-1 x, A [n, n] strictly lower with rows of kC; by blocks of rows from above.
 template <typename T>
+ZORRO_INLINE void multiply_body(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row,
+                                int64_t a_col, const T* b, int64_t b_row, T* c, int64_t c_row,
+                                T sign, bool add) {
+  constexpr int64_t kTile = 128 / static_cast<int64_t>(sizeof(T));
+  constexpr int kRows = 6;
+  int64_t column = 0;
+  for (; column + kTile <= n; column += kTile) {
+    int64_t row = 0;
+    for (; row + kRows <= m; row += kRows)
+      multiply_tile<kRows>(depth, a + row * a_row, a_row, a_col, b + column, b_row,
+                           c + row * c_row + column, c_row, sign, add);
+    for (; row < m; ++row)
+      multiply_tile<1>(depth, a + row * a_row, a_row, a_col, b + column, b_row,
+                       c + row * c_row + column, c_row, sign, add);
+  }
+  const int64_t left_over = std::min(n - column, kTile);  // columns that fill no tile
+  if (left_over == 0) return;
+  for (int64_t row = 0; row < m; ++row) {
+    T sum[kTile] = {};
+    for (int64_t k = 0; k < depth; ++k) {
+      const T left = a[row * a_row + k * a_col];
+      for (int64_t j = 0; j < left_over; ++j) sum[j] += left * b[k * b_row + column + j];
+    }
+    T* to = c + row * c_row + column;
+    for (int64_t j = 0; j < left_over; ++j) to[j] = (add ? to[j] : T{0}) + sign * sum[j];
+  }
+}
+
+// The product is a function of its own for each instruction set; what stands around it is inlined
+// into the entries.
+#define ZORRO_MULTIPLY(Name, target)                                                            \
+  struct Name {                                                                                 \
+    template <typename T>                                                                       \
+    target static void multiply(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row, \
+                                int64_t a_col, const T* b, int64_t b_row, T* c, int64_t c_row,  \
+                                T sign, bool add) {                                             \
+      multiply_body(m, n, depth, a, a_row, a_col, b, b_row, c, c_row, sign, add);               \
+    }                                                                                           \
+  };
+ZORRO_MULTIPLY(Baseline, )
+#if defined(__x86_64__)
+ZORRO_MULTIPLY(Avx2, ZORRO_TARGET_AVX2)
+ZORRO_MULTIPLY(Avx512, ZORRO_TARGET_AVX512)
+#endif
+#undef ZORRO_MULTIPLY
+
+/// x <- (I + A)^-1 x, A [n, n] strictly lower with rows of kC; by blocks of rows from above.
+template <typename Kernel, typename T>
 ZORRO_INLINE void solve_lower(int64_t n, int64_t columns, const T* a, T* x) {
   constexpr int64_t kBlock = 8;
   for (int64_t first = 0; first < n; first += kBlock) {
     const int64_t last = std::min(first + kBlock, n);
     if (first > 0)
-      multiply<T>(last - first, columns, first, a + first * kC, kC, 1, x, columns,
-                  x + first * columns, columns, T{-1}, true);
+      Kernel::template multiply<T>(last - first, columns, first, a + first * kC, kC, 1, x, columns,
+                                   x + first * columns, columns, T{-1}, true);
     for (int64_t i = first + 1; i < last; ++i)
       for (int64_t j = first; j < i; ++j) {
         const T weight = a[i * kC + j];
@@ -100,14 +111,15 @@ ZORRO_INLINE void solve_lower(int64_t n, int64_t columns, const T* a, T* x) {
 }
 
 /// x <- (I + A)^-T x, from below.
-template <typename T>
+template <typename Kernel, typename T>
 ZORRO_INLINE void solve_upper(int64_t n, int64_t columns, const T* a, T* x) {
   constexpr int64_t kBlock = 8;
   for (int64_t first = (n - 1) / kBlock * kBlock; first >= 0; first -= kBlock) {
     const int64_t last = std::min(first + kBlock, n);
     if (last < n)
-      multiply<T>(last - first, columns, n - last, a + last * kC + first, 1, kC, x + last * columns,
-                  columns, x + first * columns, columns, T{-1}, true);
+      Kernel::template multiply<T>(last - first, columns, n - last, a + last * kC + first, 1, kC,
+                                   x + last * columns, columns, x + first * columns, columns, T{-1},
+                                   true);
     for (int64_t i = last - 2; i >= first; --i)
       for (int64_t j = i + 1; j < last; ++j) {
         const T weight = a[j * kC + i];
@@ -193,7 +205,7 @@ struct Chunk {
     }
   }
 
-  template <typename Head>
+  template <typename Kernel, typename Head>
   ZORRO_INLINE void prepare(const Head& head) {
     const int64_t dk = head.dk, dv = head.dv, columns = dv + dk;
     fill_decay();
@@ -202,8 +214,8 @@ struct Chunk {
       for (int64_t i = 0; i < n; ++i) row[i] = k[i * dk + j];
       for (int64_t i = n; i < kC; ++i) row[i] = 0;
     }
-    multiply<T>(n, kC, dk, k, dk, 1, k_transposed, kC, gram, kC, T{1}, false);
-    multiply<T>(n, kC, dk, q, dk, 1, k_transposed, kC, scores, kC, T{1}, false);
+    Kernel::template multiply<T>(n, kC, dk, k, dk, 1, k_transposed, kC, gram, kC, T{1}, false);
+    Kernel::template multiply<T>(n, kC, dk, q, dk, 1, k_transposed, kC, scores, kC, T{1}, false);
     for (int64_t i = 0; i < n; ++i)
       for (int64_t j = 0; j < kC; ++j) {
         const int64_t at = i * kC + j;
@@ -216,21 +228,21 @@ struct Chunk {
       const T scale = beta[i] * grown[i];
       for (int64_t j = 0; j < dk; ++j) row[dv + j] = scale * k[i * dk + j];
     }
-    solve_lower<T>(n, columns, a, x);
+    solve_lower<Kernel, T>(n, columns, a, x);
   }
 
   /// delta = U - W S
-  template <typename Head>
+  template <typename Kernel, typename Head>
   ZORRO_INLINE void correct(const Head& head, const T* state) {
     const int64_t columns = head.dv + head.dk;
     for (int64_t i = 0; i < n; ++i)
       std::memcpy(delta + i * head.dv, x + i * columns, sizeof(T) * head.dv);
-    multiply<T>(n, head.dv, head.dk, x + head.dv, columns, 1, state, head.dv, delta, head.dv, T{-1},
-                true);
+    Kernel::template multiply<T>(n, head.dv, head.dk, x + head.dv, columns, 1, state, head.dv,
+                                 delta, head.dv, T{-1}, true);
   }
 };
 
-template <typename T>
+template <typename Kernel, typename T>
 ZORRO_INLINE void forward_body(const HeadForward<T>& head, T* scratch) {
   const int64_t dk = head.dk, dv = head.dv;
   Arena<T> arena{scratch};
@@ -241,21 +253,23 @@ ZORRO_INLINE void forward_body(const HeadForward<T>& head, T* scratch) {
   int64_t index = 0;
   for (int64_t begin = head.begin; begin < head.end; begin += kC, ++index) {
     chunk.load(head, begin);
-    chunk.prepare(head);
+    chunk.template prepare<Kernel>(head);
     std::memcpy(head.chunk_states + head.chunk_offset[index], head.state, sizeof(T) * dk * dv);
-    chunk.correct(head, head.state);
+    chunk.template correct<Kernel>(head, head.state);
     const int64_t n = chunk.n;
     for (int64_t i = 0; i < n; ++i)
       for (int64_t j = 0; j < dk; ++j) rows[i * dk + j] = chunk.grown[i] * chunk.q[i * dk + j];
-    multiply<T>(n, dv, dk, rows, dk, 1, head.state, dv, out, dv, T{1}, false);
-    multiply<T>(n, dv, n, chunk.scores, kC, 1, chunk.delta, dv, out, dv, T{1}, true);
+    Kernel::template multiply<T>(n, dv, dk, rows, dk, 1, head.state, dv, out, dv, T{1}, false);
+    Kernel::template multiply<T>(n, dv, n, chunk.scores, kC, 1, chunk.delta, dv, out, dv, T{1},
+                                 true);
     for (int64_t i = 0; i < n; ++i) {
       std::memcpy(head.out.data + (begin + i) * head.out.stride, out + i * dv, sizeof(T) * dv);
       for (int64_t j = 0; j < dk; ++j) rows[i * dk + j] = chunk.rest[i] * chunk.k[i * dk + j];
     }
     const T last = chunk.grown[n - 1];
     for (int64_t i = 0; i < dk * dv; ++i) head.state[i] *= last;
-    multiply<T>(dk, dv, n, rows, 1, dk, chunk.delta, dv, head.state, dv, T{1}, true);
+    Kernel::template multiply<T>(dk, dv, n, rows, 1, dk, chunk.delta, dv, head.state, dv, T{1},
+                                 true);
   }
 }
 
@@ -272,7 +286,7 @@ ZORRO_INLINE T dot(const T* a, const T* b, int64_t count) {
   return sum;
 }
 
-template <typename T>
+template <typename Kernel, typename T>
 ZORRO_INLINE void backward_body(const HeadBackward<T>& head, T* scratch) {
   const int64_t dk = head.dk, dv = head.dv, columns = dv + dk;
   Arena<T> arena{scratch};
@@ -287,9 +301,9 @@ ZORRO_INLINE void backward_body(const HeadBackward<T>& head, T* scratch) {
   for (; index >= 0; --index) {
     const int64_t begin = head.begin + index * kC;
     chunk.load(head, begin);
-    chunk.prepare(head);
+    chunk.template prepare<Kernel>(head);
     const T* state = head.chunk_states + head.chunk_offset[index];
-    chunk.correct(head, state);
+    chunk.template correct<Kernel>(head, state);
     const int64_t n = chunk.n;
     for (int64_t i = 0; i < n; ++i) {
       std::memcpy(d_out + i * dv, head.d_out.data + (begin + i) * head.d_out.stride,
@@ -300,32 +314,35 @@ ZORRO_INLINE void backward_body(const HeadBackward<T>& head, T* scratch) {
       }
     }
     // y = [d_delta | d_w]; d_delta = scores^T d_out + kept d_state.
-    multiply<T>(n, dv, n, chunk.scores, 1, kC, d_out, dv, y, columns, T{1}, false);
-    multiply<T>(n, dv, dk, kept, dk, 1, head.d_state, dv, y, columns, T{1}, true);
+    Kernel::template multiply<T>(n, dv, n, chunk.scores, 1, kC, d_out, dv, y, columns, T{1}, false);
+    Kernel::template multiply<T>(n, dv, dk, kept, dk, 1, head.d_state, dv, y, columns, T{1}, true);
     transpose(state, dk, dv, dv, flipped, dk);  // [dv, dk]
-    multiply<T>(n, dk, dv, y, columns, 1, flipped, dk, y + dv, columns, T{-1}, false);
-    multiply<T>(n, dk, dv, d_out, dv, 1, flipped, dk, d_asked, dk, T{1}, false);
+    Kernel::template multiply<T>(n, dk, dv, y, columns, 1, flipped, dk, y + dv, columns, T{-1},
+                                 false);
+    Kernel::template multiply<T>(n, dk, dv, d_out, dv, 1, flipped, dk, d_asked, dk, T{1}, false);
     transpose(head.d_state, dk, dv, dv, flipped, dk);
-    multiply<T>(n, dk, dv, chunk.delta, dv, 1, flipped, dk, d_kept, dk, T{1}, false);
+    Kernel::template multiply<T>(n, dk, dv, chunk.delta, dv, 1, flipped, dk, d_kept, dk, T{1},
+                                 false);
     const T through_last = dot(state, head.d_state, dk * dv) * chunk.grown[n - 1];
 
     // d_state: of the state before this chunk.
     const T last = chunk.grown[n - 1];
     for (int64_t i = 0; i < dk * dv; ++i) head.d_state[i] *= last;
-    multiply<T>(dk, dv, n, asked, 1, dk, d_out, dv, head.d_state, dv, T{1}, true);
-    multiply<T>(dk, dv, n, chunk.x + dv, 1, columns, y, columns, head.d_state, dv, T{-1}, true);
+    Kernel::template multiply<T>(dk, dv, n, asked, 1, dk, d_out, dv, head.d_state, dv, T{1}, true);
+    Kernel::template multiply<T>(dk, dv, n, chunk.x + dv, 1, columns, y, columns, head.d_state, dv,
+                                 T{-1}, true);
 
     for (int64_t j = 0; j < dv; ++j) {  // delta^T [dv, kC], zero past n
       for (int64_t i = 0; i < n; ++i) flipped[j * kC + i] = chunk.delta[i * dv + j];
       for (int64_t i = n; i < kC; ++i) flipped[j * kC + i] = 0;
     }
-    multiply<T>(n, kC, dv, d_out, dv, 1, flipped, kC, d_scores, kC, T{1}, false);
-    solve_upper<T>(n, columns, chunk.a, y);  // y = [y_u | y_w]
+    Kernel::template multiply<T>(n, kC, dv, d_out, dv, 1, flipped, kC, d_scores, kC, T{1}, false);
+    solve_upper<Kernel, T>(n, columns, chunk.a, y);  // y = [y_u | y_w]
     for (int64_t j = 0; j < columns; ++j) {
       for (int64_t i = 0; i < n; ++i) flipped[j * kC + i] = chunk.x[i * columns + j];
       for (int64_t i = n; i < kC; ++i) flipped[j * kC + i] = 0;
     }
-    multiply<T>(n, kC, columns, y, columns, 1, flipped, kC, d_a, kC, T{-1}, false);
+    Kernel::template multiply<T>(n, kC, columns, y, columns, 1, flipped, kC, d_a, kC, T{-1}, false);
 
     for (int64_t i = 0; i < n; ++i) d_gamma[i] = 0;
     for (int64_t i = 0; i < n; ++i) {
@@ -363,10 +380,10 @@ ZORRO_INLINE void backward_body(const HeadBackward<T>& head, T* scratch) {
       }
     }
     d_gamma[n - 1] += through_last;
-    multiply<T>(n, dk, n, d_scores, kC, 1, chunk.k, dk, d_q, dk, T{1}, true);
-    multiply<T>(n, dk, n, d_scores, 1, kC, chunk.q, dk, d_k, dk, T{1}, true);
-    multiply<T>(n, dk, n, d_a, kC, 1, chunk.k, dk, d_k, dk, T{1}, true);
-    multiply<T>(n, dk, n, d_a, 1, kC, chunk.k, dk, d_k, dk, T{1}, true);
+    Kernel::template multiply<T>(n, dk, n, d_scores, kC, 1, chunk.k, dk, d_q, dk, T{1}, true);
+    Kernel::template multiply<T>(n, dk, n, d_scores, 1, kC, chunk.q, dk, d_k, dk, T{1}, true);
+    Kernel::template multiply<T>(n, dk, n, d_a, kC, 1, chunk.k, dk, d_k, dk, T{1}, true);
+    Kernel::template multiply<T>(n, dk, n, d_a, 1, kC, chunk.k, dk, d_k, dk, T{1}, true);
     T sum = 0;
     for (int64_t i = n; i-- > 0;) {
       const int64_t t = begin + i;
@@ -381,19 +398,19 @@ ZORRO_INLINE void backward_body(const HeadBackward<T>& head, T* scratch) {
 #if defined(__x86_64__)
 template <typename T>
 ZORRO_TARGET_AVX2 void forward_avx2(const HeadForward<T>& head, T* scratch) {
-  forward_body(head, scratch);
+  forward_body<Avx2>(head, scratch);
 }
 template <typename T>
 ZORRO_TARGET_AVX512 void forward_avx512(const HeadForward<T>& head, T* scratch) {
-  forward_body(head, scratch);
+  forward_body<Avx512>(head, scratch);
 }
 template <typename T>
 ZORRO_TARGET_AVX2 void backward_avx2(const HeadBackward<T>& head, T* scratch) {
-  backward_body(head, scratch);
+  backward_body<Avx2>(head, scratch);
 }
 template <typename T>
 ZORRO_TARGET_AVX512 void backward_avx512(const HeadBackward<T>& head, T* scratch) {
-  backward_body(head, scratch);
+  backward_body<Avx512>(head, scratch);
 }
 #endif
 
@@ -411,7 +428,7 @@ void forward_head(const HeadForward<T>& head, T* scratch, Isa isa) {
   if (isa == Isa::kAvx512) return forward_avx512(head, scratch);
   if (isa == Isa::kAvx2) return forward_avx2(head, scratch);
 #endif
-  forward_body(head, scratch);
+  forward_body<Baseline>(head, scratch);
 }
 
 template <typename T>
@@ -420,7 +437,7 @@ void backward_head(const HeadBackward<T>& head, T* scratch, Isa isa) {
   if (isa == Isa::kAvx512) return backward_avx512(head, scratch);
   if (isa == Isa::kAvx2) return backward_avx2(head, scratch);
 #endif
-  backward_body(head, scratch);
+  backward_body<Baseline>(head, scratch);
 }
 
 template void forward_head(const HeadForward<float>&, float*, Isa);
