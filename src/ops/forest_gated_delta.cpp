@@ -195,26 +195,30 @@ Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
   return {out.to(v.scalar_type()), states, chunk_states};
 }
 
-Backward backward(const OptionalTensor& d_out, const OptionalTensor& d_states, const at::Tensor& q,
-                  const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
-                  const at::Tensor& beta, const at::Tensor& nodes, const at::Tensor& initial,
-                  const at::Tensor& chunk_states, bool batched) {
-  const Plan plan = gated_delta::make_plan(nodes, initial.size(0));
+Backward backward_by_heads(const Plan& plan, const OptionalTensor& d_out,
+                           const OptionalTensor& d_states, const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& v, const at::Tensor& g, const at::Tensor& beta,
+                           const at::Tensor& initial, const at::Tensor& chunk_states) {
   const at::TensorOptions options = v.options().dtype(accumulate_dtype(v.scalar_type()));
-  if (q.is_cpu() && !batched) {
-    const at::Tensor upstream =
-        d_out ? d_out->to(options).contiguous() : at::zeros(v.sizes(), options);
-    const gated_delta::HeadGradients d = gated_delta::backward_heads(
-        plan, head_tensors(q, k, v, g, beta), upstream,
-        d_states ? d_states->to(options).contiguous() : at::Tensor(), chunk_states);
-    const auto by_key_head = [&](const at::Tensor& x, const at::Tensor& like) {
-      const bool repeated = x.size(1) != like.size(1);
-      return (repeated ? x.unflatten(1, {like.size(1), -1}).sum(2) : x).to(like.scalar_type());
-    };
-    return {by_key_head(d.q, q),           by_key_head(d.k, k),
-            d.v.to(v.scalar_type()),       d.g.to(g.scalar_type()),
-            d.beta.to(beta.scalar_type()), d.initial.to(initial.scalar_type())};
-  }
+  const at::Tensor upstream =
+      d_out ? d_out->to(options).contiguous() : at::zeros(v.sizes(), options);
+  const gated_delta::HeadGradients d = gated_delta::backward_heads(
+      plan, head_tensors(q, k, v, g, beta), upstream,
+      d_states ? d_states->to(options).contiguous() : at::Tensor(), chunk_states);
+  const auto by_key_head = [&](const at::Tensor& x, const at::Tensor& like) {
+    const bool repeated = x.size(1) != like.size(1);
+    return (repeated ? x.unflatten(1, {like.size(1), -1}).sum(2) : x).to(like.scalar_type());
+  };
+  return {by_key_head(d.q, q),           by_key_head(d.k, k),
+          d.v.to(v.scalar_type()),       d.g.to(g.scalar_type()),
+          d.beta.to(beta.scalar_type()), d.initial.to(initial.scalar_type())};
+}
+
+Backward backward_batched(const Plan& plan, const OptionalTensor& d_out,
+                          const OptionalTensor& d_states, const at::Tensor& q, const at::Tensor& k,
+                          const at::Tensor& v, const at::Tensor& g, const at::Tensor& beta,
+                          const at::Tensor& initial, const at::Tensor& chunk_states) {
+  const at::TensorOptions options = v.options().dtype(accumulate_dtype(v.scalar_type()));
   const Padded padded(q, k, v, g, beta);
   const std::vector<int64_t> shape = {plan.num_nodes, v.size(1), q.size(2), v.size(2)};
   // By node: what its final state is owed, by upstream and by its children.
@@ -263,6 +267,15 @@ Backward backward(const OptionalTensor& d_out, const OptionalTensor& d_states, c
   return {by_token(all.q, q),       by_token(all.k, k),
           by_token(all.v, v),       by_token(all.g, g),
           by_token(all.beta, beta), owed.narrow(0, 0, initial.size(0)).to(initial.scalar_type())};
+}
+
+Backward backward(const OptionalTensor& d_out, const OptionalTensor& d_states, const at::Tensor& q,
+                  const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
+                  const at::Tensor& beta, const at::Tensor& nodes, const at::Tensor& initial,
+                  const at::Tensor& chunk_states, bool batched) {
+  const Plan plan = gated_delta::make_plan(nodes, initial.size(0));
+  const auto run = q.is_cpu() && !batched ? backward_by_heads : backward_batched;
+  return run(plan, d_out, d_states, q, k, v, g, beta, initial, chunk_states);
 }
 
 Forward forward_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -80,7 +80,7 @@ Chunks prepare(Inputs in) {
 }
 
 at::Tensor scan(const Chunks& c, const std::vector<int64_t>& active, at::Tensor& state,
-                at::Tensor states) {
+                const at::Tensor& states) {
   at::Tensor delta = at::empty_like(c.u);
   const at::Tensor kept = transposed(c.in.k.mul(c.rest.unsqueeze(3)));  // [chunks, Hv, dk, C]
   const at::Tensor last = c.last().unsqueeze(2).unsqueeze(3);

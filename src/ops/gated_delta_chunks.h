@@ -67,7 +67,7 @@ Chunks prepare(Inputs in);
 /// becomes the final one; states [chunks, Hv, dk, dv] receives the one before each chunk.
 /// Returns delta [chunks, Hv, C, dv].
 at::Tensor scan(const Chunks& chunks, const std::vector<int64_t>& active, at::Tensor& state,
-                at::Tensor states);
+                const at::Tensor& states);
 
 /// out [chunks, Hv, C, dv]
 at::Tensor outputs(const Chunks& chunks, const at::Tensor& states, const at::Tensor& delta);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "ops/gated_delta_chunks.h"
 
@@ -24,7 +23,7 @@ constexpr int64_t kDecayBlock = 16;
 template <int kRows, typename T>
 ZORRO_INLINE void multiply_tile(int64_t depth, const T* a, int64_t a_row, int64_t a_col, const T* b,
                                 int64_t b_row, T* c, int64_t c_row, T sign, bool add) {
-  typedef T Vector __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
+  using Vector __attribute__((vector_size(64), aligned(sizeof(T)), may_alias)) = T;
   constexpr int64_t kLanes = 64 / static_cast<int64_t>(sizeof(T));
   Vector low[kRows] = {}, high[kRows] = {};
   for (int64_t k = 0; k < depth; ++k) {
@@ -173,9 +172,9 @@ struct Chunk {
     T sum = 0;
     for (int64_t i = 0; i < n; ++i) {
       const int64_t t = begin + i;
-      std::memcpy(q + i * head.dk, head.q.data + t * head.q.stride, sizeof(T) * head.dk);
-      std::memcpy(k + i * head.dk, head.k.data + t * head.k.stride, sizeof(T) * head.dk);
-      std::memcpy(v + i * head.dv, head.v.data + t * head.v.stride, sizeof(T) * head.dv);
+      std::copy_n(head.q.data + t * head.q.stride, head.dk, q + i * head.dk);
+      std::copy_n(head.k.data + t * head.k.stride, head.dk, k + i * head.dk);
+      std::copy_n(head.v.data + t * head.v.stride, head.dv, v + i * head.dv);
       beta[i] = head.beta.data[t * head.beta.stride];
       sum += head.g.data[t * head.g.stride];
       gamma[i] = sum;
@@ -235,8 +234,7 @@ struct Chunk {
   template <typename Kernel, typename Head>
   ZORRO_INLINE void correct(const Head& head, const T* state) {
     const int64_t columns = head.dv + head.dk;
-    for (int64_t i = 0; i < n; ++i)
-      std::memcpy(delta + i * head.dv, x + i * columns, sizeof(T) * head.dv);
+    for (int64_t i = 0; i < n; ++i) std::copy_n(x + i * columns, head.dv, delta + i * head.dv);
     Kernel::template multiply<T>(n, head.dv, head.dk, x + head.dv, columns, 1, state, head.dv,
                                  delta, head.dv, T{-1}, true);
   }
@@ -254,7 +252,7 @@ ZORRO_INLINE void forward_body(const HeadForward<T>& head, T* scratch) {
   for (int64_t begin = head.begin; begin < head.end; begin += kC, ++index) {
     chunk.load(head, begin);
     chunk.template prepare<Kernel>(head);
-    std::memcpy(head.chunk_states + head.chunk_offset[index], head.state, sizeof(T) * dk * dv);
+    std::copy_n(head.state, dk * dv, head.chunk_states + head.chunk_offset[index]);
     chunk.template correct<Kernel>(head, head.state);
     const int64_t n = chunk.n;
     for (int64_t i = 0; i < n; ++i)
@@ -263,7 +261,7 @@ ZORRO_INLINE void forward_body(const HeadForward<T>& head, T* scratch) {
     Kernel::template multiply<T>(n, dv, n, chunk.scores, kC, 1, chunk.delta, dv, out, dv, T{1},
                                  true);
     for (int64_t i = 0; i < n; ++i) {
-      std::memcpy(head.out.data + (begin + i) * head.out.stride, out + i * dv, sizeof(T) * dv);
+      std::copy_n(out + i * dv, dv, head.out.data + (begin + i) * head.out.stride);
       for (int64_t j = 0; j < dk; ++j) rows[i * dk + j] = chunk.rest[i] * chunk.k[i * dk + j];
     }
     const T last = chunk.grown[n - 1];
@@ -286,112 +284,157 @@ ZORRO_INLINE T dot(const T* a, const T* b, int64_t count) {
   return sum;
 }
 
-template <typename Kernel, typename T>
-ZORRO_INLINE void backward_body(const HeadBackward<T>& head, T* scratch) {
-  const int64_t dk = head.dk, dv = head.dv, columns = dv + dk;
-  Arena<T> arena{scratch};
-  Chunk<T> chunk;
-  chunk.allocate(arena, dk, dv);
-  T *kept = arena.take(kC * dk), *asked = arena.take(kC * dk), *d_out = arena.take(kC * dv);
-  T *y = arena.take(kC * columns), *flipped = arena.take(columns * std::max(kC, std::max(dk, dv)));
-  T *d_asked = arena.take(kC * dk), *d_kept = arena.take(kC * dk);
-  T *d_scores = arena.take(kC * kC), *d_a = arena.take(kC * kC), *d_log = arena.take(kC * kC);
-  T *d_q = arena.take(kC * dk), *d_k = arena.take(kC * dk), *d_gamma = arena.take(kC);
-  int64_t index = (head.end - head.begin - 1) / kC;
-  for (; index >= 0; --index) {
-    const int64_t begin = head.begin + index * kC;
-    chunk.load(head, begin);
-    chunk.template prepare<Kernel>(head);
-    const T* state = head.chunk_states + head.chunk_offset[index];
-    chunk.template correct<Kernel>(head, state);
-    const int64_t n = chunk.n;
-    for (int64_t i = 0; i < n; ++i) {
-      std::memcpy(d_out + i * dv, head.d_out.data + (begin + i) * head.d_out.stride,
-                  sizeof(T) * dv);
-      for (int64_t j = 0; j < dk; ++j) {
-        kept[i * dk + j] = chunk.rest[i] * chunk.k[i * dk + j];
-        asked[i * dk + j] = chunk.grown[i] * chunk.q[i * dk + j];
+/// The gradients of one chunk on their way out.
+template <typename T>
+struct ChunkGradients {
+  T *kept, *asked, *d_out;  // rest o k, grown o q, upstream
+  T* y;                     // [n, dv + dk] of delta and W, then solved
+  T* flipped;               // a transposed operand
+  T *d_asked, *d_kept;
+  T *d_scores, *d_a, *d_log;  // [kC, kC]
+  T *d_q, *d_k, *d_gamma;
+  T through_last;  // of exp(gamma of the last row)
+
+  ZORRO_INLINE void allocate(Arena<T>& arena, int64_t dk, int64_t dv) {
+    const int64_t columns = dv + dk;
+    kept = arena.take(kC * dk), asked = arena.take(kC * dk), d_out = arena.take(kC * dv);
+    y = arena.take(kC * columns);
+    flipped = arena.take(columns * std::max(kC, std::max(dk, dv)));
+    d_asked = arena.take(kC * dk), d_kept = arena.take(kC * dk);
+    d_scores = arena.take(kC * kC), d_a = arena.take(kC * kC), d_log = arena.take(kC * kC);
+    d_q = arena.take(kC * dk), d_k = arena.take(kC * dk), d_gamma = arena.take(kC);
+  }
+
+  ZORRO_INLINE void load(const HeadBackward<T>& head, const Chunk<T>& c, int64_t begin) {
+    for (int64_t i = 0; i < c.n; ++i) {
+      std::copy_n(head.d_out.data + (begin + i) * head.d_out.stride, head.dv, d_out + i * head.dv);
+      for (int64_t j = i * head.dk; j < (i + 1) * head.dk; ++j) {
+        kept[j] = c.rest[i] * c.k[j];
+        asked[j] = c.grown[i] * c.q[j];
       }
     }
-    // y = [d_delta | d_w]; d_delta = scores^T d_out + kept d_state.
-    Kernel::template multiply<T>(n, dv, n, chunk.scores, 1, kC, d_out, dv, y, columns, T{1}, false);
+  }
+
+  /// y = [d_delta | d_w], what reaches q and k through the states, and the state before the chunk.
+  template <typename Kernel>
+  ZORRO_INLINE void against_time(const HeadBackward<T>& head, const Chunk<T>& c, const T* state) {
+    const int64_t dk = head.dk, dv = head.dv, columns = dv + dk, n = c.n;
+    Kernel::template multiply<T>(n, dv, n, c.scores, 1, kC, d_out, dv, y, columns, T{1}, false);
     Kernel::template multiply<T>(n, dv, dk, kept, dk, 1, head.d_state, dv, y, columns, T{1}, true);
     transpose(state, dk, dv, dv, flipped, dk);  // [dv, dk]
     Kernel::template multiply<T>(n, dk, dv, y, columns, 1, flipped, dk, y + dv, columns, T{-1},
                                  false);
     Kernel::template multiply<T>(n, dk, dv, d_out, dv, 1, flipped, dk, d_asked, dk, T{1}, false);
     transpose(head.d_state, dk, dv, dv, flipped, dk);
-    Kernel::template multiply<T>(n, dk, dv, chunk.delta, dv, 1, flipped, dk, d_kept, dk, T{1},
-                                 false);
-    const T through_last = dot(state, head.d_state, dk * dv) * chunk.grown[n - 1];
-
-    // d_state: of the state before this chunk.
-    const T last = chunk.grown[n - 1];
+    Kernel::template multiply<T>(n, dk, dv, c.delta, dv, 1, flipped, dk, d_kept, dk, T{1}, false);
+    const T last = c.grown[n - 1];
+    through_last = dot<T>(state, head.d_state, dk * dv) * last;
     for (int64_t i = 0; i < dk * dv; ++i) head.d_state[i] *= last;
     Kernel::template multiply<T>(dk, dv, n, asked, 1, dk, d_out, dv, head.d_state, dv, T{1}, true);
-    Kernel::template multiply<T>(dk, dv, n, chunk.x + dv, 1, columns, y, columns, head.d_state, dv,
+    Kernel::template multiply<T>(dk, dv, n, c.x + dv, 1, columns, y, columns, head.d_state, dv,
                                  T{-1}, true);
+  }
 
-    for (int64_t j = 0; j < dv; ++j) {  // delta^T [dv, kC], zero past n
-      for (int64_t i = 0; i < n; ++i) flipped[j * kC + i] = chunk.delta[i * dv + j];
-      for (int64_t i = n; i < kC; ++i) flipped[j * kC + i] = 0;
-    }
+  /// d_scores before the decay, y solved, d_a.
+  template <typename Kernel>
+  ZORRO_INLINE void through_solve(const HeadBackward<T>& head, const Chunk<T>& c) {
+    const int64_t dv = head.dv, columns = dv + head.dk, n = c.n;
+    flip(c.delta, dv, n);
     Kernel::template multiply<T>(n, kC, dv, d_out, dv, 1, flipped, kC, d_scores, kC, T{1}, false);
-    solve_upper<Kernel, T>(n, columns, chunk.a, y);  // y = [y_u | y_w]
+    solve_upper<Kernel, T>(n, columns, c.a, y);
+    flip(c.x, columns, n);
+    Kernel::template multiply<T>(n, kC, columns, y, columns, 1, flipped, kC, d_a, kC, T{-1}, false);
+  }
+
+  /// flipped = from^T [columns, kC], zero past n.
+  ZORRO_INLINE void flip(const T* from, int64_t columns, int64_t n) {
     for (int64_t j = 0; j < columns; ++j) {
-      for (int64_t i = 0; i < n; ++i) flipped[j * kC + i] = chunk.x[i * columns + j];
+      for (int64_t i = 0; i < n; ++i) flipped[j * kC + i] = from[i * columns + j];
       for (int64_t i = n; i < kC; ++i) flipped[j * kC + i] = 0;
     }
-    Kernel::template multiply<T>(n, kC, columns, y, columns, 1, flipped, kC, d_a, kC, T{-1}, false);
+  }
 
-    for (int64_t i = 0; i < n; ++i) d_gamma[i] = 0;
+  /// Row i of the triangles: d_a becomes that of the Gram matrix, d_scores that of Q K^T. Returns
+  /// what reaches beta.
+  ZORRO_INLINE T triangle_row(const Chunk<T>& c, int64_t i) {
+    T of_beta = 0, row_sum = 0;
+    for (int64_t j = 0; j < kC; ++j) {
+      const int64_t at = i * kC + j;
+      const T decayed = j < i ? d_a[at] * c.decay[at] : T{0};
+      of_beta += decayed * c.gram[at];
+      d_a[at] = decayed * c.beta[i];
+      d_log[at] = d_scores[at] * c.scores[at] + d_a[at] * c.gram[at];
+      d_scores[at] *= c.decay[at];
+    }
+    for (int64_t j = 0; j <= i; ++j) {
+      row_sum += d_log[i * kC + j];
+      d_gamma[j] -= d_log[i * kC + j];
+    }
+    d_gamma[i] += row_sum;
+    return of_beta;
+  }
+
+  ZORRO_INLINE void rows(const HeadBackward<T>& head, const Chunk<T>& c, int64_t begin) {
+    const int64_t dk = head.dk, dv = head.dv, columns = dv + dk, n = c.n;
+    std::fill_n(d_gamma, n, T{0});
     for (int64_t i = 0; i < n; ++i) {
-      T of_beta = 0;
-      for (int64_t j = 0; j < kC; ++j) {
-        const int64_t at = i * kC + j;
-        const T decayed = j < i ? d_a[at] * chunk.decay[at] : T{0};
-        of_beta += decayed * chunk.gram[at];
-        d_a[at] = decayed * chunk.beta[i];  // of the Gram matrix
-        d_log[at] = d_scores[at] * chunk.scores[at] + d_a[at] * chunk.gram[at];
-        d_scores[at] *= chunk.decay[at];
-      }
-      T row_sum = 0;
-      for (int64_t j = 0; j <= i; ++j) {
-        row_sum += d_log[i * kC + j];
-        d_gamma[j] -= d_log[i * kC + j];
-      }
-      const T* y_u = y + i * columns;
-      const T* y_w = y_u + dv;
-      const T of_w = dot(chunk.k + i * dk, y_w, dk);
-      const T of_rest = dot(chunk.k + i * dk, d_kept + i * dk, dk) * chunk.rest[i];
+      const T of_beta = triangle_row(c, i);
+      const T *y_u = y + i * columns, *y_w = y_u + dv;
+      const T of_w = dot<T>(c.k + i * dk, y_w, dk);
+      const T of_rest = dot<T>(c.k + i * dk, d_kept + i * dk, dk) * c.rest[i];
+      const T of_asked = dot<T>(c.q + i * dk, d_asked + i * dk, dk);
       const int64_t t = begin + i;
       head.d_beta.data[t * head.d_beta.stride] =
-          dot(chunk.v + i * dv, y_u, dv) + of_w * chunk.grown[i] + of_beta;
-      d_gamma[i] +=
-          (dot(chunk.q + i * dk, d_asked + i * dk, dk) + of_w * chunk.beta[i]) * chunk.grown[i] -
-          of_rest + row_sum;
+          dot<T>(c.v + i * dv, y_u, dv) + of_w * c.grown[i] + of_beta;
+      d_gamma[i] += (of_asked + of_w * c.beta[i]) * c.grown[i] - of_rest;
       d_gamma[n - 1] += of_rest;
       T* d_v = head.d_v.data + t * head.d_v.stride;
-      for (int64_t j = 0; j < dv; ++j) d_v[j] = chunk.beta[i] * y_u[j];
-      const T scale = chunk.beta[i] * chunk.grown[i];
+      for (int64_t j = 0; j < dv; ++j) d_v[j] = c.beta[i] * y_u[j];
+      const T scale = c.beta[i] * c.grown[i];
       for (int64_t j = 0; j < dk; ++j) {
-        d_q[i * dk + j] = d_asked[i * dk + j] * chunk.grown[i];
-        d_k[i * dk + j] = d_kept[i * dk + j] * chunk.rest[i] + scale * y_w[j];
+        d_q[i * dk + j] = d_asked[i * dk + j] * c.grown[i];
+        d_k[i * dk + j] = d_kept[i * dk + j] * c.rest[i] + scale * y_w[j];
       }
     }
     d_gamma[n - 1] += through_last;
-    Kernel::template multiply<T>(n, dk, n, d_scores, kC, 1, chunk.k, dk, d_q, dk, T{1}, true);
-    Kernel::template multiply<T>(n, dk, n, d_scores, 1, kC, chunk.q, dk, d_k, dk, T{1}, true);
-    Kernel::template multiply<T>(n, dk, n, d_a, kC, 1, chunk.k, dk, d_k, dk, T{1}, true);
-    Kernel::template multiply<T>(n, dk, n, d_a, 1, kC, chunk.k, dk, d_k, dk, T{1}, true);
+  }
+
+  template <typename Kernel>
+  ZORRO_INLINE void store(const HeadBackward<T>& head, const Chunk<T>& c, int64_t begin) {
+    const int64_t dk = head.dk, n = c.n;
+    Kernel::template multiply<T>(n, dk, n, d_scores, kC, 1, c.k, dk, d_q, dk, T{1}, true);
+    Kernel::template multiply<T>(n, dk, n, d_scores, 1, kC, c.q, dk, d_k, dk, T{1}, true);
+    Kernel::template multiply<T>(n, dk, n, d_a, kC, 1, c.k, dk, d_k, dk, T{1}, true);
+    Kernel::template multiply<T>(n, dk, n, d_a, 1, kC, c.k, dk, d_k, dk, T{1}, true);
     T sum = 0;
     for (int64_t i = n; i-- > 0;) {
       const int64_t t = begin + i;
       sum += d_gamma[i];
       head.d_g.data[t * head.d_g.stride] = sum;
-      std::memcpy(head.d_q.data + t * head.d_q.stride, d_q + i * dk, sizeof(T) * dk);
-      std::memcpy(head.d_k.data + t * head.d_k.stride, d_k + i * dk, sizeof(T) * dk);
+      std::copy_n(d_q + i * dk, dk, head.d_q.data + t * head.d_q.stride);
+      std::copy_n(d_k + i * dk, dk, head.d_k.data + t * head.d_k.stride);
     }
+  }
+};
+
+template <typename Kernel, typename T>
+ZORRO_INLINE void backward_body(const HeadBackward<T>& head, T* scratch) {
+  Arena<T> arena{scratch};
+  Chunk<T> chunk;
+  chunk.allocate(arena, head.dk, head.dv);
+  ChunkGradients<T> d;
+  d.allocate(arena, head.dk, head.dv);
+  for (int64_t index = (head.end - head.begin - 1) / kC; index >= 0; --index) {
+    const int64_t begin = head.begin + index * kC;
+    const T* state = head.chunk_states + head.chunk_offset[index];
+    chunk.load(head, begin);
+    chunk.template prepare<Kernel>(head);
+    chunk.template correct<Kernel>(head, state);
+    d.load(head, chunk, begin);
+    d.template against_time<Kernel>(head, chunk, state);
+    d.template through_solve<Kernel>(head, chunk);
+    d.rows(head, chunk, begin);
+    d.template store<Kernel>(head, chunk, begin);
   }
 }
 
