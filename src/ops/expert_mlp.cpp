@@ -69,7 +69,7 @@ struct Slots {
     back = at::argsort(order, /*stable=*/true, 0, false);
     token = order.floor_divide(expert.size(1));
     if (flat.numel() > 0) {
-      const int64_t lowest = flat.min().item<int64_t>(), highest = flat.max().item<int64_t>();
+      const auto lowest = flat.min().item<int64_t>(), highest = flat.max().item<int64_t>();
       ZORRO_CHECK(lowest >= 0 && highest < experts, "[", kOp, "] expert must be in [0, ", experts,
                   "), got ", lowest < 0 ? lowest : highest, ".");
     }

@@ -299,7 +299,7 @@ struct ChunkGradients {
     const int64_t columns = dv + dk;
     kept = arena.take(kC * dk), asked = arena.take(kC * dk), d_out = arena.take(kC * dv);
     y = arena.take(kC * columns);
-    flipped = arena.take(columns * std::max(kC, std::max(dk, dv)));
+    flipped = arena.take(columns * std::max({kC, dk, dv}));
     d_asked = arena.take(kC * dk), d_kept = arena.take(kC * dk);
     d_scores = arena.take(kC * kC), d_a = arena.take(kC * kC), d_log = arena.take(kC * kC);
     d_q = arena.take(kC * dk), d_k = arena.take(kC * dk), d_gamma = arena.take(kC);
@@ -462,7 +462,7 @@ ZORRO_TARGET_AVX512 void backward_avx512(const HeadBackward<T>& head, T* scratch
 int64_t scratch_size(int64_t dk, int64_t dv) {
   const int64_t columns = dk + dv;
   return kC * (8 * dk + 4 * dv + 2 * columns + 16) + 8 * kC * kC + dk * kC +
-         columns * std::max(kC, std::max(dk, dv)) + 1024;
+         columns * std::max({kC, dk, dv}) + 1024;
 }
 
 template <typename T>
