@@ -79,7 +79,9 @@ TEST(ModelConfig, WhatIsNotWrittenIsRefusedByName) {
   expect_refused<NotSupported>(config(R"(,"layer_types":["sliding_attention"])"),
                                "sliding_attention");
   EXPECT_NO_THROW(parse(config(R"(,"use_sliding_window":false,"sliding_window":64)")));
-  EXPECT_NO_THROW(parse(config(R"(,"layer_types":["full_attention"],"eos_token_id":[1,2])")));
+  const std::string types =
+      R"(["full_attention","full_attention","full_attention","full_attention"])";
+  EXPECT_NO_THROW(parse(config(concat(R"(,"layer_types":)", types, R"(,"eos_token_id":[1,2])"))));
 }
 
 TEST(ModelConfig, NonsenseIsRefusedWithKeyAndValue) {
