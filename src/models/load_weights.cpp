@@ -93,10 +93,12 @@ void DecoderModel::load_weights(const std::filesystem::path& path, const ModelOp
 
   const std::vector<Weight> expected = weights();
   const std::map<std::string, FilePart> parts = file_parts(expected, folder.names());
-  for (const auto& [name, part] : parts) {
-    const auto found = spelling.find(name);
-    check_tensor(folder, found == spelling.end() ? name : found->second, part.shape());
-  }
+  for (const Weight& weight : expected)  // in the model's order: the first that is wrong is named
+    for (const auto& [name, part] : parts) {
+      if (part.weight != &weight) continue;
+      const auto found = spelling.find(name);
+      check_tensor(folder, found == spelling.end() ? name : found->second, part.shape());
+    }
   for (const auto& [name, original] : spelling)
     if (parts.count(name) == 0)
       fail(folder, original,

@@ -98,8 +98,8 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "unknown family": (lambda folder: edit_config(folder, model_type="gpt9"), ("gpt9",)),
     "rope scaling": (
-        lambda folder: edit_config(folder, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4}),
-        ("yarn",),
+        lambda folder: edit_config(folder, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "factor": 4}),
+        ("longrope",),
     ),
     "b27 vocabulary of the config differs": (
         lambda folder: edit_config(folder, vocab_size=104),

@@ -46,7 +46,8 @@ def check(model: Any, batch: dict[str, Any], patch: Any, score: Any) -> None:
     scores = score(model, batch)
     torch.testing.assert_close(scores.logprobs, logprobs, rtol=2e-5, atol=2e-5)
     (weights[0] @ scores.logprobs + 0.1 * weights[1] @ scores.entropy).backward()
-    assert compare_gradients(model, expected, atol=1e-5, rtol=1e-4) < 1e-3
+    # Both sides round in float32, transformers in its own chunks; float64 is held in tests/parity.
+    assert compare_gradients(model, expected, atol=1e-5, rtol=1e-3) < 1e-3
     model.zero_grad()
     patcher.unpatch()
 

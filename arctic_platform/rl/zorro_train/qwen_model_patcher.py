@@ -233,7 +233,6 @@ class Installed:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         _attention.register(self.attention)  # another process may not know the name
-        _linear_attention.intercept(self.model)
 
     def _name_attention(self, name: str) -> None:
         for config in {id(m.config): m.config for m in (self.model, self.model.base_model)}.values():
@@ -332,6 +331,7 @@ class Installed:
             head.head, forest, temperature, settings.logits_optimization, settings.budget_bytes, settings.lift_inputs
         )
         path = settings.attention_path(self.attention)
+        _linear_attention.intercept(self.model)  # a copy of a patched model has not done so
         token = current_call.set(call)
         routers = RouterTap(self.model) if settings.router_loss else None
         try:
