@@ -129,7 +129,7 @@ def test_other_models_are_refused_by_name(model: Any, patch: Callable[..., Any],
             num_key_value_heads=1,
         )
     )
-    with pytest.raises(NotImplementedError, match="model must be one of Qwen3ForCausalLM, .*, got Qwen2ForCausalLM"):
+    with pytest.raises(NotImplementedError, match=r"model must be one of Qwen3ForCausalLM, .*, got Qwen2ForCausalLM"):
         patch(other, 3)
     sliding = load(use_sliding_window=True, sliding_window=4, layer_types=["sliding_attention"] * 3)
     with pytest.raises(NotImplementedError, match="must not use sliding-window attention"):
