@@ -29,7 +29,9 @@ def test_the_patcher_tests_pass_on_transformers_4() -> None:
     assert version.stdout.startswith("4.57.")
     files = [str(ROOT / "tests" / "zorro_train" / name) for name in FILES]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", *files],
+        # Dense models: of the other families 4.57 lacks some and lays out others differently.
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu"]
+        + ["-k", "not MoE and not Qwen3.6", *files],
         env=environment,
         cwd=ROOT,
         capture_output=True,
