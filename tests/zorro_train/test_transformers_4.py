@@ -30,8 +30,19 @@ def test_the_patcher_tests_pass_on_transformers_4() -> None:
     files = [str(ROOT / "tests" / "zorro_train" / name) for name in FILES]
     done = subprocess.run(
         # Dense models: of the other families 4.57 lacks some and lays out others differently.
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu"]
-        + ["-k", "not MoE and not Qwen3.6", *files],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not gpu",
+            "-k",
+            "not MoE and not Qwen3.6",
+            *files,
+        ],
         env=environment,
         cwd=ROOT,
         capture_output=True,
