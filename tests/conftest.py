@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +48,25 @@ class TrueFloat64:
                 yield
             finally:
                 rotary.inv_freq = inverse
+
+
+@pytest.fixture
+def run_pytest() -> Callable[..., str]:
+    """Runs pytest on some files in a process with more environment; its output. Everything must pass."""
+
+    def run(environment: dict[str, str], *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+            env={**os.environ, **environment},
+            cwd=Path(__file__).resolve().parents[1],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-4000:]
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture

@@ -27,4 +27,13 @@ std::unique_ptr<ChannelMixer> channel_mixer(const ModelConfig& config, int64_t l
                                                       moe.shared_intermediate_size, moe.normalize});
 }
 
+std::vector<DecoderLayer> attention_layers(const ModelConfig& config,
+                                           const AttentionModuleOptions& attention) {
+  std::vector<DecoderLayer> layers;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer)
+    layers.emplace_back(config.hidden_size, config.rms_norm_eps, attention.norm,
+                        std::make_unique<Attention>(attention), channel_mixer(config, layer));
+  return layers;
+}
+
 }  // namespace zorro

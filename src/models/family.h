@@ -13,6 +13,10 @@ namespace zorro {
 /// The attention that a config describes, without what only some families have.
 AttentionModuleOptions attention_options(const ModelConfig& config);
 
+/// Layers of full attention, all alike but for their channels.
+std::vector<DecoderLayer> attention_layers(const ModelConfig& config,
+                                           const AttentionModuleOptions& attention);
+
 /// The dense or sparse channels of a layer, by config.sparse_layers.
 std::unique_ptr<ChannelMixer> channel_mixer(const ModelConfig& config, int64_t layer);
 

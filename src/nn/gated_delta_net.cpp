@@ -7,20 +7,13 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
 
+#include "nn/lifted_dtype.h"
 #include "zorro/core/error.h"
 #include "zorro/nn/rms_norm.h"
 #include "zorro/ops/forest_gated_delta.h"
 #include "zorro/ops/forest_short_conv.h"
 
 namespace zorro {
-namespace {
-
-at::ScalarType lifted(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
-}  // namespace
-
 GatedDeltaNet::Projected GatedDeltaNet::project(const at::Tensor& x) const {
   const GatedDeltaNetOptions& o = options_;
   if (!o.grouped)
@@ -53,7 +46,7 @@ std::pair<at::Tensor, MixerContext> GatedDeltaNet::forward(const at::Tensor& x,
     return mixed.narrow(1, first, count * dim).unflatten(1, {count, dim});
   };
   // Decay and its parameters in float32 or better, whatever the activations are.
-  const at::ScalarType dtype = lifted(x);
+  const at::ScalarType dtype = lifted_dtype(x);
   const at::Tensor g = -a_log_.to(dtype).exp() * at::softplus(in.a.to(dtype) + dt_bias_.to(dtype));
   GatedDeltaOptions options;
   if (!prefix.empty()) options.initial = prefix[1];

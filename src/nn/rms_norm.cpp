@@ -4,6 +4,7 @@
 #include <ATen/ops/silu.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "nn/lifted_dtype.h"
 #include "zorro/core/error.h"
 
 namespace zorro {
@@ -12,14 +13,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::ScalarType statistics_dtype(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             double eps, bool is_centered) {
-    const at::Tensor lifted = x.to(statistics_dtype(x));
+    const at::Tensor lifted = x.to(lifted_dtype(x));
     const at::Tensor rstd = lifted.square().mean(-1, /*keepdim=*/true).add_(eps).rsqrt_();
     ctx->save_for_backward({x, weight, rstd});
     ctx->saved_data["is_centered"] = is_centered;
@@ -31,7 +28,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &rstd = saved[2];
-    const at::Tensor normed = x.to(statistics_dtype(x)).mul(rstd);
+    const at::Tensor normed = x.to(lifted_dtype(x)).mul(rstd);
     const bool is_centered = ctx->saved_data["is_centered"].toBool();
     at::Tensor d_x, d_weight;
     if (ctx->needs_input_grad(0)) {
@@ -70,7 +67,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, N
 at::Tensor gated_rms_norm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
                           double eps) {
   const at::Tensor normed = rms_norm(x, weight.to(x.scalar_type()), eps);
-  return (normed * at::silu(gate.to(statistics_dtype(gate)))).to(x.scalar_type());
+  return (normed * at::silu(gate.to(lifted_dtype(gate)))).to(x.scalar_type());
 }
 
 }  // namespace zorro

@@ -6,6 +6,7 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/topk.h>
 
+#include "nn/lifted_dtype.h"
 #include "zorro/ops/expert_mlp.h"
 
 namespace zorro {
@@ -17,8 +18,7 @@ SparseMoe::SparseMoe(const SparseMoeOptions& options) : options_(options) {
 
 ChannelResult SparseMoe::forward(const at::Tensor& x) const {
   const at::Tensor logits = at::linear(x, router_);
-  const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  auto [weight, expert] = at::topk(at::softmax(logits, -1, dtype), options_.choices, -1);
+  auto [weight, expert] = at::topk(at::softmax(logits, -1, lifted_dtype(x)), options_.choices, -1);
   if (options_.normalize) weight = weight / weight.sum(-1, /*keepdim=*/true);
   at::Tensor y = expert_mlp(x, gate_up_, down_, expert, weight.to(x.scalar_type()));
   if (shared_) y = y + at::sigmoid(at::linear(x, shared_gate_)) * shared_->apply(x);

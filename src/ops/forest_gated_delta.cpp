@@ -156,27 +156,29 @@ class NodeStates {
   std::vector<at::Tensor> states_;
 };
 
-Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
-                const at::Tensor& beta, const at::Tensor& nodes, const at::Tensor& initial,
-                bool want_states, bool batched) {
-  check(q, k, v, g, beta, nodes, initial);
-  const Plan plan = gated_delta::make_plan(nodes, initial.size(0));
-  ZORRO_CHECK(plan.places.size(0) == q.size(0), "[", kOp, "] nodes must cover ", q.size(0),
-              " tokens, those of q, got ", plan.places.size(0), ".");
-  const std::vector<int64_t> shape = {v.size(1), q.size(2), v.size(2)};
-  const at::TensorOptions options = v.options().dtype(accumulate_dtype(v.scalar_type()));
-  if (q.is_cpu() && !batched) {
-    at::Tensor chunk_states =
-        at::empty({most_chunks(q.size(0), plan.num_nodes), shape[0], shape[1], shape[2]}, options);
-    at::Tensor out = at::empty(v.sizes(), options);
-    const at::Tensor states = gated_delta::forward_heads(plan, head_tensors(q, k, v, g, beta),
-                                                         initial, want_states, out, chunk_states);
-    return {out.to(v.scalar_type()), states, chunk_states};
-  }
+at::Tensor empty_chunk_states(const Plan& plan, const at::Tensor& q, const at::Tensor& v) {
+  return at::empty({most_chunks(q.size(0), plan.num_nodes), v.size(1), q.size(2), v.size(2)},
+                   v.options().dtype(accumulate_dtype(v.scalar_type())));
+}
+
+Forward forward_by_heads(const Plan& plan, const at::Tensor& q, const at::Tensor& k,
+                         const at::Tensor& v, const at::Tensor& g, const at::Tensor& beta,
+                         const at::Tensor& initial, bool want_states) {
+  at::Tensor chunk_states = empty_chunk_states(plan, q, v);
+  at::Tensor out = at::empty(v.sizes(), chunk_states.options());
+  const at::Tensor states = gated_delta::forward_heads(plan, head_tensors(q, k, v, g, beta),
+                                                       initial, want_states, out, chunk_states);
+  return {out.to(v.scalar_type()), states, chunk_states};
+}
+
+Forward forward_batched(const Plan& plan, const at::Tensor& q, const at::Tensor& k,
+                        const at::Tensor& v, const at::Tensor& g, const at::Tensor& beta,
+                        const at::Tensor& initial, bool want_states) {
   const Padded padded(q, k, v, g, beta);
+  const std::vector<int64_t> shape = {v.size(1), q.size(2), v.size(2)};
+  const at::TensorOptions options = padded.v.options();
   at::Tensor out = at::empty({plan.num_chunks, v.size(1), kChunk, v.size(2)}, options);
-  at::Tensor chunk_states =
-      at::empty({most_chunks(q.size(0), plan.num_nodes), shape[0], shape[1], shape[2]}, options);
+  at::Tensor chunk_states = empty_chunk_states(plan, q, v);
   NodeStates node_states(plan, initial, shape, options);
   for (const Level& level : plan.levels) {
     const Chunks chunks = padded.chunks(level);
@@ -193,6 +195,17 @@ Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
                                 ? node_states.all()
                                 : at::empty({0, shape[0], shape[1], shape[2]}, options);
   return {out.to(v.scalar_type()), states, chunk_states};
+}
+
+Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
+                const at::Tensor& beta, const at::Tensor& nodes, const at::Tensor& initial,
+                bool want_states, bool batched) {
+  check(q, k, v, g, beta, nodes, initial);
+  const Plan plan = gated_delta::make_plan(nodes, initial.size(0));
+  ZORRO_CHECK(plan.places.size(0) == q.size(0), "[", kOp, "] nodes must cover ", q.size(0),
+              " tokens, those of q, got ", plan.places.size(0), ".");
+  const auto run = q.is_cpu() && !batched ? forward_by_heads : forward_batched;
+  return run(plan, q, k, v, g, beta, initial, want_states);
 }
 
 Backward backward_by_heads(const Plan& plan, const OptionalTensor& d_out,

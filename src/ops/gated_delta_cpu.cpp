@@ -134,13 +134,14 @@ ZORRO_INLINE void transpose(const T* from, int64_t rows, int64_t columns, int64_
     for (int64_t i = 0; i < rows; ++i) to[j * to_row + i] = from[i * from_row + j];
 }
 
-/// Takes memory from a thread's scratch.
+/// Takes memory from a thread's scratch; without one it only counts.
 template <typename T>
 struct Arena {
-  T* next;
+  T* base;
+  int64_t used = 0;
   ZORRO_INLINE T* take(int64_t count) {
-    T* mine = next;
-    next += (count + 15) / 16 * 16;
+    T* mine = base == nullptr ? nullptr : base + used;
+    used += (count + 15) / 16 * 16;
     return mine;
   }
 };
@@ -460,9 +461,10 @@ ZORRO_TARGET_AVX512 void backward_avx512(const HeadBackward<T>& head, T* scratch
 }  // namespace
 
 int64_t scratch_size(int64_t dk, int64_t dv) {
-  const int64_t columns = dk + dv;
-  return kC * (8 * dk + 4 * dv + 2 * columns + 16) + 8 * kC * kC + dk * kC +
-         columns * std::max({kC, dk, dv}) + 1024;
+  Arena<float> arena{nullptr};  // the backward pass takes more than the forward one
+  Chunk<float>().allocate(arena, dk, dv);
+  ChunkGradients<float>().allocate(arena, dk, dv);
+  return arena.used;
 }
 
 template <typename T>

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from arctic_platform.rl.zorro_train import _linear_attention, _native
+from arctic_platform.rl.zorro_train import _attention, _native
 from arctic_platform.rl.zorro_train.tests import baseline_scores, compare_gradients, gradients
 from tests.tiny_models import FAMILIES
 
@@ -122,7 +122,7 @@ def test_a_planted_fault_is_seen(
         expected = baseline_scores(model, batch)[0]
         patch(model, 5)
         torch.testing.assert_close(score(model, batch).logprobs, expected, rtol=2e-5, atol=2e-5)
-        module = _linear_attention._modeling_module(model)
+        module = _attention.modeling_module(model)
         name = "torch_chunk_gated_delta_rule" if fault == "state" else "causal_conv1d_fn"
         right = getattr(module, name)
 
@@ -143,7 +143,7 @@ def test_a_planted_fault_is_seen(
 def test_unpatching_gives_the_module_its_functions_back(load: Load, patch: Any, name: str) -> None:
     gc.collect()  # patched models of other tests give them back when they die
     first, second = load(name), load(name)
-    module = _linear_attention._modeling_module(first)
+    module = _attention.modeling_module(first)
     before = (module.causal_conv1d_fn, module.torch_chunk_gated_delta_rule)
     ids = torch.randint(1, 131, (2, 9))
     with torch.no_grad():
@@ -182,7 +182,7 @@ def test_b40_recomputation_repeats_the_first_pass(
 
 def hf_balance_loss(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """transformers' own loss on the padded batch, by its definition in the modeling module."""
-    module = _linear_attention._modeling_module(model)
+    module = _attention.modeling_module(model)
     out = model(batch["input_ids"], attention_mask=batch["attention_mask"], output_router_logits=True, use_cache=None)
     loss: torch.Tensor = module.load_balancing_loss_func(
         out.router_logits, model.config.num_experts, model.config.num_experts_per_tok, batch["attention_mask"]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -170,30 +167,10 @@ def test_gated_delta_in_bfloat16_computes_in_float32(batched: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", ["default", "avx2"])
-def test_the_kernel_is_right_on_lesser_machines(capability: str) -> None:
+def test_the_kernel_is_right_on_lesser_machines(capability: str, run_pytest: Callable[..., str]) -> None:
     """The tests above in a process that may use fewer instructions."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-k",
-            "kernel or bfloat16",
-            "-m",
-            "not slow",
-            __file__,
-        ],
-        env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:]
-    assert "passed" in done.stdout
+    output = run_pytest({"ATEN_CPU_CAPABILITY": capability}, "-k", "kernel or bfloat16", "-m", "not slow", __file__)
+    assert "passed" in output
 
 
 def conv_by_loop(u: torch.Tensor, weight: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:

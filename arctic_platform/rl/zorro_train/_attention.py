@@ -39,6 +39,24 @@ def layer_arguments(forest: Forest, path: str, split: bool) -> dict[str, Any]:
     }
 
 
+def modeling_module(module: torch.nn.Module) -> Any:
+    """The modeling module of a module's class, of its base when a wrapper has made a class of its own (FSDP2)."""
+    for base in type(module).__mro__:
+        if base.__module__.startswith("transformers.models."):
+            return sys.modules[base.__module__]
+    return sys.modules[type(module).__module__]
+
+
+def laid_out(x: torch.Tensor, copies: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+    """Packed rows `[T, ...]`, or every row's tokens when the call lays rows out whole."""
+    return x if copies is None else x.index_select(0, copies[0])
+
+
+def folded(x: torch.Tensor, copies: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+    """The way back: each packed token from its first copy."""
+    return x if copies is None else x.index_select(0, copies[1])
+
+
 @dataclass(frozen=True)
 class ForestAttention:
     """The attention function registered as `zorro_<original>`."""
@@ -64,19 +82,15 @@ class ForestAttention:
             )
             return result
         until, nodes, _ = structure
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
         copies = kwargs.get("zorro_copies")
-        if copies is not None:
-            q, k, v = (x.index_select(0, copies[0]) for x in (q, k, v))
+        q, k, v = (laid_out(x[0].transpose(0, 1), copies) for x in (query, key, value))  # [T, heads, D]
         scale = query.size(-1) ** -0.5 if scaling is None else scaling
         out, _ = ops.forest_attention(q, k, v, until, nodes.cpu(), scale, 0, kwargs["zorro_path"])
-        if copies is not None:
-            out = out.index_select(0, copies[1])
-        return out.unsqueeze(0), None
+        return folded(out, copies).unsqueeze(0), None
 
     def _original(self, module: torch.nn.Module) -> Callable[..., Any]:
         if self.original == "eager":  # transformers keeps it beside each family
-            eager: Callable[..., Any] = sys.modules[type(module).__module__].eager_attention_forward
+            eager: Callable[..., Any] = modeling_module(module).eager_attention_forward
             return eager
         function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[self.original]
         return function

@@ -6,7 +6,6 @@ call that carries a forest they run `torch.ops.zorro`, on any other they are the
 """
 
 import inspect
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,18 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from arctic_platform.rl.zorro_train._attention import folded, laid_out, modeling_module
 from arctic_platform.rl.zorro_train._native import ops
 
 CONVOLUTION = "causal_conv1d_fn"
 DELTA_RULE = "torch_chunk_gated_delta_rule"
-
-
-def _modeling_module(model: nn.Module) -> Any:
-    """The modeling module of a model's class, of its base when a wrapper has made a class of its own (FSDP2)."""
-    for base in type(model).__mro__:
-        if base.__module__.startswith("transformers.models."):
-            return sys.modules[base.__module__]
-    return sys.modules[type(model).__module__]
 
 
 def has_linear_attention(model: nn.Module) -> bool:
@@ -36,7 +28,7 @@ def has_linear_attention(model: nn.Module) -> bool:
 
 def is_supported(model: nn.Module) -> bool:
     """Whether the modeling module calls the two functions by name and its layers pass keyword arguments on."""
-    module = _modeling_module(model)
+    module = modeling_module(model)
     if not all(callable(getattr(module, name, None)) for name in (CONVOLUTION, DELTA_RULE)):
         return False
     layers = (child.linear_attn for child in model.modules() if hasattr(child, "linear_attn"))
@@ -44,14 +36,6 @@ def is_supported(model: nn.Module) -> bool:
         any(p.kind is p.VAR_KEYWORD for p in inspect.signature(type(layer).forward).parameters.values())
         for layer in layers
     )
-
-
-def _copied(x: torch.Tensor, copies: Any) -> torch.Tensor:
-    return x if copies is None else x.index_select(0, copies[0])
-
-
-def _folded(x: torch.Tensor, copies: Any) -> torch.Tensor:
-    return x if copies is None else x.index_select(0, copies[1])
 
 
 @dataclass
@@ -70,9 +54,9 @@ class Interception:
             result: torch.Tensor = self.convolution(x, weight, *args, **kwargs)
             return result
         copies = kwargs.get("zorro_copies")
-        u = _copied(x[0].t(), copies)
+        u = laid_out(x[0].t(), copies)
         y = nn.functional.silu(ops.forest_short_conv(u, weight.to(u.dtype), structure[2], 0))
-        return _folded(y, copies).t().unsqueeze(0)
+        return folded(y, copies).t().unsqueeze(0)
 
     def apply_rule(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
@@ -84,9 +68,9 @@ class Interception:
             return result
         copies = kwargs.get("zorro_copies")
         inputs = (query, key, value, kwargs["g"], kwargs["beta"])
-        q, k, v, g, beta = (_copied(x[0], copies) for x in inputs)
+        q, k, v, g, beta = (laid_out(x[0], copies) for x in inputs)
         out, _ = ops.normalized_gated_delta(q, k, v.to(q.dtype), g, beta, structure[1].cpu())
-        return _folded(out, copies).unsqueeze(0), None
+        return folded(out, copies).unsqueeze(0), None
 
 
 _interceptions: dict[str, Interception] = {}
@@ -96,7 +80,7 @@ def intercept(model: nn.Module) -> None:
     """Puts our functions in place for a model that has linear attention."""
     if not has_linear_attention(model):
         return
-    module = _modeling_module(model)
+    module = modeling_module(model)
     found = _interceptions.get(module.__name__)
     if found is None:
         found = Interception(module, getattr(module, CONVOLUTION), getattr(module, DELTA_RULE))
@@ -112,7 +96,7 @@ def release(model: nn.Module) -> None:
     """Puts the original functions back when no patched model of the family is left."""
     if not has_linear_attention(model):
         return
-    name = _modeling_module(model).__name__
+    name = modeling_module(model).__name__
     _interceptions[name].users.discard(model)
     _restore_if_unused(name)
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from arctic_platform.rl.zorro_train._native import ops
 from arctic_platform.rl.zorro_train.qwen_model_patcher import Qwen3ModelOncePatcher, TokenScores
-from arctic_platform.rl.zorro_train.seqlen_balancing import rearrange_micro_batches_with_dedup
+from arctic_platform.rl.zorro_train.seqlen_balancing import pick_rows, plan_rows
 
 Batch = Mapping[str, Any]
 TRAINING_FIELDS = ("old_log_probs", "advantages")
@@ -170,15 +170,20 @@ class DeduplicatedActor:
                 f"[zorro] responses must be at most as wide as input_ids, {fields['input_ids'].size(1)}, got {width}."
             )
         fields.setdefault("attention_mask", torch.ones_like(fields["input_ids"]))
-        micro_batches, indices = rearrange_micro_batches_with_dedup(fields, width, self.max_token_len)
+        batch_size = fields["input_ids"].size(0)
+        indices = plan_rows(fields, width, self.max_token_len)
         valid = fields["attention_mask"][:, fields["input_ids"].size(1) - width :].bool()
         number = valid.flatten().cumsum(0).view_as(valid) - 1
-        return [(part, number[rows][valid[rows]]) for part, rows in zip(micro_batches, indices, strict=True)]
+
+        def part(rows: list[int]) -> dict[str, Any]:
+            return {name: pick_rows(name, value, rows, batch_size) for name, value in fields.items()}
+
+        return [(part(rows), number[rows][valid[rows]]) for rows in indices]
 
     def _score(self, part: dict[str, Any], calculate_entropy: bool) -> TokenScores:
         scores: TokenScores = self.model(
             input_ids=part["input_ids"],
-            position_ids=part["position_ids"],
+            position_ids=part.get("position_ids"),
             attention_mask=part["attention_mask"],
             use_cache=False,
             calculate_entropy=calculate_entropy,

@@ -13,6 +13,7 @@ from torch import nn
 from transformers.modeling_outputs import ModelOutput
 
 from arctic_platform.rl.zorro_train import _attention, _linear_attention
+from arctic_platform.rl.zorro_train._checks import need, refuse
 from arctic_platform.rl.zorro_train._forest import Forest
 from arctic_platform.rl.zorro_train._head import HeadCall, HeadForward, current_call
 from arctic_platform.rl.zorro_train._native import ops
@@ -47,16 +48,6 @@ class TokenScores(ModelOutput):
     router_counts: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
-def _need(condition: bool, text: str) -> None:
-    if not condition:
-        raise ValueError(f"[zorro] {text}")
-
-
-def _refuse(condition: bool, text: str) -> None:
-    if condition:
-        raise NotImplementedError(f"[zorro] {text}")
-
-
 @dataclass(frozen=True)
 class Settings:
     """How a patched model computes; checked when made."""
@@ -72,22 +63,22 @@ class Settings:
     router_loss: bool
 
     def __post_init__(self) -> None:
-        _need(self.response_len >= 0, f"response_len must not be negative, got {self.response_len}.")
-        _need(
+        need(self.response_len >= 0, f"response_len must not be negative, got {self.response_len}.")
+        need(
             0 < self.temperature < float("inf"),
             f"temperature must be > 0 and finite, got {self.temperature}. "
             "Greedy decoding has no log-probabilities to score.",
         )
-        _need(
+        need(
             self.logits_optimization in LOGITS_MODES,
             f"logits_optimization must be one of {', '.join(LOGITS_MODES)}, got {self.logits_optimization!r}.",
         )
-        _need(
+        need(
             self.budget_bytes > 0,
             "logits_optimization_peak_mem_size_in_gib must be > 0, "
             f"got {self.budget_bytes / 2**30:g}. It bounds the memory of the head's tiles.",
         )
-        _need(
+        need(
             self.attn_implementation is None or self.attn_implementation in PATH_OF,
             f"attn_implementation must be None or one of {', '.join(PATH_OF)}, got {self.attn_implementation!r}.",
         )
@@ -113,19 +104,18 @@ def find_causal_lm(model: nn.Module) -> nn.Module:
             "Other families are not supported."
         )
     config = found.config
-    is_hybrid = "linear_attention" in (getattr(config, "layer_types", None) or ())
-    _refuse(
-        is_hybrid and not _linear_attention.is_supported(found),
+    refuse(
+        _linear_attention.has_linear_attention(found) and not _linear_attention.is_supported(found),
         f"{type(found).__name__} needs transformers 5.17 or later, got {transformers.__version__}.",
     )
-    _refuse(
+    refuse(
         "sliding_attention" in (getattr(config, "layer_types", None) or ()),
         "the model must not use sliding-window attention, got layers of type sliding_attention. "
         "Set use_sliding_window to false if the window exceeds your sequences.",
     )
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     rope_type = rope.get("rope_type", "default")
-    _refuse(
+    refuse(
         rope_type in UNSTABLE_ROPE,
         f"rope_type must not depend on the batch, got {rope_type}. Use default, linear, llama3 or yarn.",
     )
@@ -165,7 +155,7 @@ class RouterTap:
         self.lost = False  # a layer ran without a graph inside a call that has one: reentrant checkpointing
         self.trains = torch.is_grad_enabled() and any(weight.requires_grad for weight in model.parameters())
         routers = [module.gate for module in model.modules() if hasattr(module, "experts") and hasattr(module, "gate")]
-        _need(bool(routers), f"router_loss needs a model with experts, got {type(model).__name__}.")
+        need(bool(routers), f"router_loss needs a model with experts, got {type(model).__name__}.")
         self.handles = [router.register_forward_hook(self._record) for router in routers]
 
     def _record(self, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -301,7 +291,7 @@ class Installed:
         )
         if is_zorro:
             return self._score(arguments)
-        _need(
+        need(
             "calculate_entropy" not in arguments,
             "calculate_entropy belongs to a call with use_cache=False and without labels, past_key_values and "
             "inputs_embeds, got another call.",
@@ -319,7 +309,7 @@ class Installed:
             given.pop(name, None)
         self._check(given)
         head = self._head()
-        _need(
+        need(
             head.is_plain() or settings.logits_optimization == "none",
             f"logits_optimization must be none for a head with a bias, an adapter or a forward of its own, got "
             f"{settings.logits_optimization} and {type(head.head).__name__}.",
@@ -361,26 +351,24 @@ class Installed:
         for name in REFUSED_ARGUMENTS:
             value = given.pop(name, None)
             wanted = value is not None and (not isinstance(value, bool | int) or bool(value))
-            _refuse(
-                wanted, f"{name} has no meaning in a call that returns log-probabilities. Leave it out, or unpatch."
-            )
+            refuse(wanted, f"{name} has no meaning in a call that returns log-probabilities. Leave it out, or unpatch.")
         pixels = [name for name in given if "pixel" in name or "image" in name or "video" in name]
-        _refuse(bool(pixels), f"input must be text, got {', '.join(pixels)}. Images are not supported.")
+        refuse(bool(pixels), f"input must be text, got {', '.join(pixels)}. Images are not supported.")
         dropout = _active_dropout(self.model)
-        _refuse(
+        refuse(
             dropout is not None,
             f"dropout must be off, got {dropout} in training mode: copies of a prompt would differ. Set it to 0.",
         )
 
     def _check_forest(self, forest: Forest) -> None:
-        _need(forest.token_ids.numel() > 0, "attention_mask must keep at least one token, got a batch of pads.")
-        _need(
+        need(forest.token_ids.numel() > 0, "attention_mask must keep at least one token, got a batch of pads.")
+        need(
             forest.positions.size(0) == 1,
             "position_ids must agree on all axes for this text model, "
             f"got {forest.positions.size(0)} axes that differ.",
         )
         largest, vocabulary = int(forest.token_ids.max()), self.model.config.vocab_size
-        _need(
+        need(
             largest < vocabulary,
             f"input_ids must lie in [0, {vocabulary}), the model's vocabulary, got {largest}. "
             "Score with the model that sampled.",
@@ -404,7 +392,7 @@ class Qwen3ModelOncePatcher:
 
     Args:
         model: a Qwen3, Qwen3-MoE, Qwen3-Next or Qwen3.5 (dense or MoE) causal language model, or a module that holds
-            one. The hybrid families need transformers 5.17.
+            one. Of transformers 4.57 dense Qwen3 is tested; the hybrid families need 5.17.
         response_len: width of the response block.
         max_token_len: accepted for callers that plan by it; a call computes what it is given.
         rollout_n: rollouts of a prompt; a hint, never trusted.
@@ -454,8 +442,8 @@ class Qwen3ModelOncePatcher:
         self.rollout_n = rollout_n
         self.logits_compute_in_fp32 = logits_compute_in_fp32
         self.use_unpad = use_unpad
-        _need(world_size >= 1, f"world_size must be >= 1, got {world_size}.")
-        _need(
+        need(world_size >= 1, f"world_size must be >= 1, got {world_size}.")
+        need(
             world_size == 1
             or logits_optimization != "memory"
             or (torch.distributed.is_available() and torch.distributed.is_initialized()),

@@ -9,7 +9,7 @@ from arctic_platform.rl.zorro_train._native import ops
 from arctic_platform.rl.zorro_train.zorro_train import ZoRRoTrain
 
 
-def _pick_rows(name: str, value: Any, rows: list[int], batch_size: int) -> Any:
+def pick_rows(name: str, value: Any, rows: list[int], batch_size: int) -> Any:
     """Some rows of one field: tensors and sequences with one entry a row; anything else is passed on."""
     if isinstance(value, torch.Tensor) and value.dim() > 0:
         index = torch.tensor(rows, dtype=torch.long, device=value.device)
@@ -48,7 +48,7 @@ def _groups_of(numbers: torch.Tensor, most: int | None) -> torch.Tensor:
 def _micro_batch(batch: Mapping[str, Any], rows: list[int], response_length: int) -> dict[str, Any]:
     """The fields of some rows, and how they are packed."""
     batch_size = batch["input_ids"].size(0)
-    part = {name: _pick_rows(name, value, rows, batch_size) for name, value in batch.items()}
+    part = {name: pick_rows(name, value, rows, batch_size) for name, value in batch.items()}
     ids, mask = part["input_ids"], part.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask
     if part.get("position_ids") is None:
@@ -78,6 +78,45 @@ def _micro_batch(batch: Mapping[str, Any], rows: list[int], response_length: int
         "prompt_groups": groups,
         "dedup_metrics": metrics,
     }
+
+
+def plan_rows(
+    batch: Mapping[str, Any],
+    response_length: int,
+    max_token_len: int,
+    dp_group: Any = None,
+    num_batches_divided_by: int | None = None,
+    same_micro_num_in_dp: bool = True,
+    min_num_micro_batch: int | None = None,
+    max_group_length_threshold: int | None = None,
+) -> list[list[int]]:
+    """The rows of each micro-batch, ascending; arguments and errors of `rearrange_micro_batches_with_dedup`."""
+    for name, value in (
+        ("max_token_len", max_token_len),
+        ("num_batches_divided_by", num_batches_divided_by),
+        ("min_num_micro_batch", min_num_micro_batch),
+        ("max_group_length_threshold", max_group_length_threshold),
+    ):
+        if value is not None and value < 1:
+            raise ValueError(f"[zorro] {name} must be >= 1, got {value}.")
+    ids = batch["input_ids"]
+    mask = batch["attention_mask"] if "attention_mask" in batch.keys() else None  # noqa: SIM118 (TensorDict)
+    numbers = _groups_of(ops.prompt_groups(ids, mask, response_length), max_group_length_threshold)
+    valid = torch.ones_like(ids) if mask is None else mask.long()
+    boundary = ids.size(1) - response_length
+    lengths = (valid[:, :boundary].sum(1), valid[:, boundary:].sum(1))
+    part, count = ops.plan_micro_batches(numbers, *lengths, max_token_len, 0)
+    wanted = max(count, min_num_micro_batch or 1)
+    if dp_group is not None and same_micro_num_in_dp:
+        wanted = _largest_over(dp_group, wanted)
+    if num_batches_divided_by is not None:
+        wanted = -(-wanted // num_batches_divided_by) * num_batches_divided_by
+    if wanted > count:
+        part, count = ops.plan_micro_batches(numbers, *lengths, max_token_len, wanted)
+    indices: list[list[int]] = [[] for _ in range(count)]
+    for row, owner in enumerate(part.tolist()):
+        indices[owner].append(row)
+    return indices
 
 
 def rearrange_micro_batches_with_dedup(
@@ -113,29 +152,14 @@ def rearrange_micro_batches_with_dedup(
     Raises:
         ValueError: a row alone exceeds the cap (it is named), or an argument is out of its range.
     """
-    for name, value in (
-        ("max_token_len", max_token_len),
-        ("num_batches_divided_by", num_batches_divided_by),
-        ("min_num_micro_batch", min_num_micro_batch),
-        ("max_group_length_threshold", max_group_length_threshold),
-    ):
-        if value is not None and value < 1:
-            raise ValueError(f"[zorro] {name} must be >= 1, got {value}.")
-    ids = batch["input_ids"]
-    mask = batch["attention_mask"] if "attention_mask" in batch.keys() else None  # noqa: SIM118 (TensorDict)
-    numbers = _groups_of(ops.prompt_groups(ids, mask, response_length), max_group_length_threshold)
-    valid = torch.ones_like(ids) if mask is None else mask.long()
-    boundary = ids.size(1) - response_length
-    lengths = (valid[:, :boundary].sum(1), valid[:, boundary:].sum(1))
-    part, count = ops.plan_micro_batches(numbers, *lengths, max_token_len, 0)
-    wanted = max(count, min_num_micro_batch or 1)
-    if dp_group is not None and same_micro_num_in_dp:
-        wanted = _largest_over(dp_group, wanted)
-    if num_batches_divided_by is not None:
-        wanted = -(-wanted // num_batches_divided_by) * num_batches_divided_by
-    if wanted > count:
-        part, count = ops.plan_micro_batches(numbers, *lengths, max_token_len, wanted)
-    indices: list[list[int]] = [[] for _ in range(count)]
-    for row, owner in enumerate(part.tolist()):
-        indices[owner].append(row)
+    indices = plan_rows(
+        batch,
+        response_length,
+        max_token_len,
+        dp_group,
+        num_batches_divided_by,
+        same_micro_num_in_dp,
+        min_num_micro_batch,
+        max_group_length_threshold,
+    )
     return [_micro_batch(batch, rows, response_length) for rows in indices], indices

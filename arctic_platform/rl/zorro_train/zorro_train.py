@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from arctic_platform.rl.zorro_train._checks import need
 from arctic_platform.rl.zorro_train._native import ops
 
 
@@ -32,11 +33,6 @@ def _pick(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     if x.dtype.itemsize == 1 and x.dtype.is_floating_point:
         return x.view(torch.uint8).index_select(dim, index).view(x.dtype)
     return x.index_select(dim, index)
-
-
-def _need(condition: bool, text: str) -> None:
-    if not condition:
-        raise ValueError(f"[zorro] {text}")
 
 
 class ZoRRoTrain:
@@ -103,13 +99,13 @@ class ZoRRoTrain:
         """
         rows = [row for group in prompt_groups for row in group]
         sizes = [len(group) for group in prompt_groups]
-        _need(
+        need(
             unique_prompts.size(0) == len(sizes),
             f"unique_prompts must have one row a group, {len(sizes)}, got {unique_prompts.size(0)}. "
             "Use both results of find_prompt_groups.",
         )
         batch_size, width = input_ids.shape[0], input_ids.shape[-1]
-        _need(
+        need(
             position_ids.dim() in (2, 3) and position_ids.shape[-2:] == (batch_size, width),
             f"position_ids must be [{batch_size}, {width}] as input_ids, got {list(position_ids.shape)}.",
         )
@@ -150,7 +146,7 @@ class ZoRRoTrain:
             ValueError: x is not `[1, T, ...]`.
         """
         tokens = info["first_copy"].size(0)
-        _need(x.dim() >= 2 and tuple(x.shape[:2]) == (1, tokens), f"x must be [1, {tokens}, ...], got {list(x.shape)}.")
+        need(x.dim() >= 2 and tuple(x.shape[:2]) == (1, tokens), f"x must be [1, {tokens}, ...], got {list(x.shape)}.")
         full = _pick(x, 1, info["replicated_to_packed"].to(x.device))
         if info["is_unpadded"]:
             return full
@@ -167,7 +163,7 @@ class ZoRRoTrain:
             expected = (1, info["replicated_to_packed"].size(0))
         else:
             expected = (info["original_batch_size"], info["original_seq_len"])
-        _need(
+        need(
             full.dim() >= 2 and tuple(full.shape[:2]) == expected,
             f"full must be [{expected[0]}, {expected[1]}, ...], got {list(full.shape)}.",
         )
@@ -189,13 +185,13 @@ class ZoRRoTrain:
             ValueError: another offset, a wrong shape, or offset -1 with a response that has no prompt.
         """
         tokens = info["first_copy"].size(0)
-        _need(offset in (0, -1), f"offset must be 0 or -1, got {offset}.")
-        _need(
+        need(offset in (0, -1), f"offset must be 0 or -1, got {offset}.")
+        need(
             packed.dim() >= 1 and packed.size(0) == tokens, f"packed must be [{tokens}, ...], got {list(packed.shape)}."
         )
         index = info["response_index" if offset == 0 else "predictor_index"].to(packed.device)
         if offset == -1:
-            _need(not bool((index < 0).any()), "every response must follow a prompt, got a row without prompt tokens.")
+            need(not bool((index < 0).any()), "every response must follow a prompt, got a row without prompt tokens.")
         return _pick(packed, 0, index)
 
     @staticmethod
@@ -208,7 +204,7 @@ class ZoRRoTrain:
         if rows == sorted(rows):
             return packed
         bounds = torch.as_tensor(info["cu_seqlens_response"], dtype=torch.long, device=packed.device)
-        _need(
+        need(
             packed.size(0) == int(bounds[-1]),
             f"packed must have {int(bounds[-1])} values, one a response token, got {packed.size(0)}.",
         )
